@@ -222,7 +222,9 @@ impl Checker {
         let number = self.next;
         self.next += 1;
         self.quotas.begin(number, &actions);
-        actions.extend(privileges::removal(call).filter(|_| self.privileges));
+        if self.privileges {
+            actions.extend(privileges::removals(call));
+        }
         let mut parts = Vec::new();
         actions.retain(|action| !self.bytes.is_of_lost(action));
         for (at, action) in actions.into_iter().enumerate() {

@@ -15,6 +15,10 @@ pub const CAPABILITY: &[u8] = b"security.capability";
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cause {
     Bytes,
+    /// A step that removes no set-id bits. A write whose caller lacks `CAP_FSETID` has one after the
+    /// one that removes both. A truncation has one first, as in Linux: if it is refused then, it
+    /// has removed the capability only.
+    Capability,
     /// `truncate(2)`, which overlayfs is spared while it copies a file.
     Truncation,
     /// A write that the kernel does not report. Capabilities remain: the kernel removes them
@@ -22,21 +26,24 @@ pub enum Cause {
     Unreported,
 }
 
-/// The action of a call on its file's privileges. It executes at its own instant: the permission
+/// The actions of a call on its file's privileges. Each executes at its own instant: the permission
 /// was checked before, and may have been withdrawn.
-pub fn removal(call: &Call<'_>) -> Option<Action> {
-    let (ino, cause) = match *call {
+pub fn removals(call: &Call<'_>) -> Vec<Action> {
+    let (ino, causes) = match *call {
+        Call::Range(RangeCall { ino, op: RangeOp::Write { .. }, kill_suid_gid: true, .. }) => {
+            (ino, vec![Cause::Bytes, Cause::Capability])
+        }
         Call::Range(RangeCall { ino, op: RangeOp::Write { .. } | RangeOp::Allocate { .. }, .. }) => {
-            (ino, Cause::Bytes)
+            (ino, vec![Cause::Bytes])
         }
-        Call::Request(Request::Open { ino, how }) if how.truncate => (ino, Cause::Bytes),
+        Call::Request(Request::Open { ino, how }) if how.truncate => (ino, vec![Cause::Bytes]),
         Call::Request(Request::SetAttr { ino, set: SetAttr { size: Some(_), .. } }) => {
-            (ino, Cause::Truncation)
+            (ino, vec![Cause::Capability, Cause::Truncation])
         }
-        Call::Request(Request::SetAttr { ino, set }) if set.kill_suid_gid => (ino, Cause::Unreported),
-        _ => return None,
+        Call::Request(Request::SetAttr { ino, set }) if set.kill_suid_gid => (ino, vec![Cause::Unreported]),
+        _ => return Vec::new(),
     };
-    Some(Action::RemovePrivileges { ino, cause })
+    causes.into_iter().map(|cause| Action::RemovePrivileges { ino, cause }).collect()
 }
 
 impl CallerCreds {
@@ -87,11 +94,15 @@ impl Tree<'_> {
     ) -> ExpectedOutcome {
         self.change(node, |inode| {
             let is_copied = creds.uid == 0 && inode.uid == 0 && inode.names == 0;
-            let may = cause != Cause::Unreported || creds.owns(inode) || creds.may(inode, Access::WRITE);
+            let may = match cause {
+                Cause::Bytes | Cause::Truncation => true,
+                Cause::Capability => false,
+                Cause::Unreported => creds.owns(inode) || creds.may(inode, Access::WRITE),
+            };
             if creds.uid != 0 && may {
                 inode.lose_set_ids(creds);
             }
-            if cause == Cause::Bytes || cause == Cause::Truncation && !is_copied {
+            if cause == Cause::Bytes || cause != Cause::Unreported && !is_copied {
                 inode.xattrs.remove(CAPABILITY);
             }
         });

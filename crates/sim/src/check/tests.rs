@@ -12,6 +12,7 @@ mod acl;
 mod locks;
 mod no_metafile;
 mod policy;
+mod privileges;
 mod quotas;
 mod users;
 mod weaker;
