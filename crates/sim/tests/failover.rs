@@ -41,6 +41,19 @@ fn standby_fences_paused_server() {
     }
 }
 
+/// A standby that starts while the other server is paused has never been connected to it, so it does
+/// not notice that it ends.
+#[test]
+fn server_that_starts_during_a_pause_waits_for_the_silence() {
+    let faults = "pause = { at = [\"6 s\"], for = \"20 s\", nodes = [0] }\n\
+        restart = { at = [\"7 s\"], for = \"1 s\", nodes = [1] }\n\
+        crash = { at = [\"12 s\"], for = \"14 s\", nodes = [0] }\n";
+    let text = scenario(0, faults).replace("ranks = 4\nservers = 4", "ranks = 1\nservers = 2");
+    let (result, lines) = fuzz::run_scenario(&text, &mut ());
+    let passed = result.unwrap_or_else(|failure| panic!("{failure}\n{}\n{text}", lines.join("\n")));
+    assert_eq!(passed.taken_over, 1, "{lines:?}");
+}
+
 /// As [`scenario`], with a warm standby.
 fn warm_scenario(seed: u64, faults: &str) -> String {
     scenario(seed, faults).replace("standbys = 1\n", "standbys = 1\nstandby_replay = true\n")

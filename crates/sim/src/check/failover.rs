@@ -22,6 +22,8 @@ use crate::observe::FailoverEvent;
 const AFTER_KILL: Nanos = Nanos(5_000_000_000);
 /// The same if the server is silent.
 const AFTER_SILENCE: Nanos = Nanos(15_000_000_000);
+/// Time within which a server that starts knows the processes of all others.
+const ACQUAINTANCE: Nanos = Nanos(1_000_000_000);
 /// A server that has ranks leaves a further one to others for so long.
 const SPREAD: Nanos = Nanos(2_000_000_000);
 
@@ -38,6 +40,9 @@ pub struct FailoverChecker {
     answered: BTreeMap<Rank, u64>,
     /// Processes that run and are not paused.
     fine: BTreeSet<u32>,
+    /// Time of the last start of each process, and of the pause of those that are paused.
+    started: BTreeMap<u32, Nanos>,
+    paused: BTreeMap<u32, Nanos>,
     /// Ranks without a server, and the time by which they must have one.
     deadlines: BTreeMap<Rank, Nanos>,
     /// Number of ranks that were served again in time.
@@ -54,6 +59,8 @@ impl FailoverChecker {
             incarnations: BTreeMap::new(),
             answered: BTreeMap::new(),
             fine: BTreeSet::new(),
+            started: BTreeMap::new(),
+            paused: BTreeMap::new(),
             deadlines: BTreeMap::new(),
             in_time: 0,
         }
@@ -107,11 +114,22 @@ impl FailoverChecker {
     /// The version of the cluster map does not build on the one before.
     pub fn event(&mut self, now: Nanos, event: &FailoverEvent<'_>) -> Result<(), String> {
         match event {
-            FailoverEvent::Started { process } => drop(self.fine.insert(*process)),
-            FailoverEvent::Killed { process } => self.fails(now + AFTER_KILL, *process),
-            FailoverEvent::Paused { process } => self.fails(now + AFTER_SILENCE, *process),
+            FailoverEvent::Started { process } => {
+                self.fine.insert(*process);
+                self.started.insert(*process, now);
+                self.paused.remove(process);
+            }
+            FailoverEvent::Killed { process } => {
+                let within = if self.is_end_noticed(*process) { AFTER_KILL } else { AFTER_SILENCE };
+                self.fails(now + within, *process);
+            }
+            FailoverEvent::Paused { process } => {
+                self.paused.insert(*process, now);
+                self.fails(now + AFTER_SILENCE, *process);
+            }
             FailoverEvent::Resumed { process } => {
                 self.fine.insert(*process);
+                self.paused.remove(process);
                 // It may have its ranks again.
                 self.deadlines.clear();
             }
@@ -134,6 +152,14 @@ impl FailoverChecker {
             }
         }
         Ok(())
+    }
+
+    /// True if a process that runs has been connected to this one. Those that have started while it
+    /// was paused have not been.
+    fn is_end_noticed(&self, process: u32) -> bool {
+        let silent_since = self.paused.get(&process).copied().unwrap_or(Nanos::NEVER);
+        let others = self.fine.iter().filter(|other| **other != process);
+        others.filter_map(|other| self.started.get(other)).any(|at| *at + ACQUAINTANCE < silent_since)
     }
 
     /// A process fails; its ranks must be served again by the deadline.
