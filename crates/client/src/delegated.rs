@@ -1,9 +1,17 @@
-//! Direct access: decides whether a read or write of a file goes to the data servers, under a
-//! *delegation* (a layout with a capability) from the metadata server, or to the metadata server.
+//! Direct access: decides whether a read or write of a file goes to the data servers or to the data
+//! pool of the metadata servers' store, under a *delegation* (a capability, for data servers with a
+//! layout) from the metadata server, or to the metadata server.
 //! Delegated opens are another thing: opens without a message (`sessions/delegated_open.rs`).
 //!
 //! The metadata server still handles appends, since only it knows where a file ends, and all
-//! metadata.
+//! metadata. Of files in the data pool it handles all operations but reads and writes.
+//!
+//! **The data pool checks no capability.** A server fences the client before it ends the client's
+//! session; it does not when it starts anew. An operation on the pool that completes after that is
+//! complete nevertheless, and is not repeated, which would overwrite what others have written to
+//! the same place since. The server counts the file's size when the client closes the file, after
+//! all its operations, or after it has fenced the client (`crates/meta/src/session/data.rs`). What
+//! follows is done under a new delegation, since the server may have granted others more meanwhile.
 
 use alloc::boxed::Box;
 use alloc::sync::Arc;
@@ -19,7 +27,16 @@ pub(crate) enum DataPath {
     #[default]
     Unknown,
     MetadataServer,
-    DataServers(Arc<Delegation>),
+    /// To data servers, or to the data pool.
+    Direct(Arc<Delegation>),
+}
+
+/// The use of the data pool by this client.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct DataPool {
+    is_usable: bool,
+    /// Number of [`Client::set_data_pool`]'s calls so far.
+    pub(crate) epoch: u64,
 }
 
 impl Client {
@@ -28,12 +45,18 @@ impl Client {
         let (ino, access) = (io.ino, io.op.access());
         let data_path = self.files.get(&ino).map_or(&DataPath::Unknown, |file| &file.data_path);
         match data_path {
-            _ if !self.can_ask_data_servers => Next::Stream(io),
+            _ if !self.can_ask_data_servers && !self.data_pool.is_usable => Next::Stream(io),
             DataPath::MetadataServer => Next::Stream(io),
-            DataPath::DataServers(delegation) if delegation.capability.access.contains(access) => {
-                Next::Data(Arc::clone(delegation), Work::Stream(io))
+            DataPath::Direct(delegation) if delegation.capability.access.contains(access) => {
+                match (&delegation.layout, io.op) {
+                    (None, RangeOp::WriteList { .. }) => Next::Apart,
+                    (None, op) if !matches!(op, RangeOp::Read { .. } | RangeOp::Write { .. }) => {
+                        Next::Stream(io)
+                    }
+                    _ => Next::Data(Arc::clone(delegation), Work::Stream(io)),
+                }
             }
-            DataPath::DataServers(delegation) => {
+            DataPath::Direct(delegation) => {
                 Next::Ask(Request::Delegate { ino, access: access | delegation.capability.access })
             }
             DataPath::Unknown => Next::Ask(Request::Delegate { ino, access }),
@@ -84,9 +107,31 @@ impl Client {
         let file = self.files.entry(ino).or_default();
         // This may be the reply to a write to a small file, which has been unstuffed meanwhile.
         file.streamed = true;
+        let is_usable = self.data_pool.is_usable;
+        let delegation = delegation.filter(|given| given.layout.is_some() || is_usable);
         file.data_path =
-            delegation.map_or(DataPath::MetadataServer, |given| DataPath::DataServers(Arc::from(given)));
+            delegation.map_or(DataPath::MetadataServer, |given| DataPath::Direct(Arc::from(given)));
         self.start(call)
+    }
+
+    /// As [`Sessions::set_data_pool`](crate::Sessions::set_data_pool).
+    pub(crate) fn set_data_pool(&mut self, is_usable: bool) {
+        self.data_pool = DataPool { is_usable, epoch: self.data_pool.epoch + 1 };
+        for file in self.files.values_mut() {
+            if let DataPath::MetadataServer = file.data_path {
+                file.data_path = DataPath::Unknown;
+            }
+        }
+        self.forget_pool_delegations();
+    }
+
+    /// Forgets all delegations for the data pool.
+    pub(crate) fn forget_pool_delegations(&mut self) {
+        for file in self.files.values_mut() {
+            if matches!(&file.data_path, DataPath::Direct(delegation) if delegation.layout.is_none()) {
+                file.data_path = DataPath::Unknown;
+            }
+        }
     }
 
     /// As [`Self::delegated`], for a write that the metadata server has executed.
@@ -95,7 +140,7 @@ impl Client {
             return Next::Answer(Err(Errno::EIO));
         };
         let file = self.files.entry(ino).or_default();
-        (file.streamed, file.data_path) = (true, DataPath::DataServers(Arc::from(delegation)));
+        (file.streamed, file.data_path) = (true, DataPath::Direct(Arc::from(delegation)));
         Next::Answer(Ok(Answer::Written(length)))
     }
 
@@ -107,10 +152,11 @@ impl Client {
         }
     }
 
-    /// The data servers refuse a capability; returns the step that gets another.
+    /// The data servers refuse a capability, or this client has been fenced in the data pool;
+    /// returns the step that gets another.
     pub fn stale(&mut self, call: &Call<'_>, delegation: &Arc<Delegation>) -> Next {
         if let Some(file) = call.stream().and_then(|ino| self.files.get_mut(&ino))
-            && let DataPath::DataServers(known) = &file.data_path
+            && let DataPath::Direct(known) = &file.data_path
             && Arc::ptr_eq(known, delegation)
         {
             file.data_path = DataPath::Unknown;

@@ -31,7 +31,7 @@ use espalier_proto::{
 use hashbrown::HashMap;
 use rustc_hash::FxBuildHasher;
 
-use delegated::DataPath;
+use delegated::{DataPath, DataPool};
 use locations::Locations;
 
 pub use cache::{Binding, Cache, CacheCounts, Changes, Term, Users};
@@ -233,8 +233,8 @@ pub enum Next {
     Stream(StreamIo),
     /// Execute each piece of a list as a write of its own.
     Apart,
-    /// As [`Self::Stream`], by requests to data servers. If the capability is refused,
-    /// [`Client::stale`] follows.
+    /// As [`Self::Stream`], by requests to data servers, or by a read or write in the data pool. If
+    /// the capability is refused, [`Client::stale`] follows.
     Data(Arc<Delegation>, Work),
     Answer(Result<Answer, Errno>),
 }
@@ -361,6 +361,7 @@ pub struct Client {
     pub can_pass_through: bool,
     /// The frontend can send requests to data servers.
     pub can_ask_data_servers: bool,
+    pub(crate) data_pool: DataPool,
     /// A server executes stream I/O. It checks permission in the same step, and it executes appends
     /// exactly once, even if they are sent again.
     pub is_served: bool,

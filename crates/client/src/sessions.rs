@@ -158,6 +158,17 @@ impl<T> Sessions<T> {
         self.uses_writeback = false;
     }
 
+    /// Sets whether this client can read and write the data pool of the servers' store directly.
+    ///
+    /// The frontend calls this when it has opened the pool under an address that a server can fence
+    /// and has registered the address, and again each time it has done so anew. Operations that
+    /// were requested before ([`Actions::data`]) must not be executed under a later address, since
+    /// the server that permitted them may have ended the session and fenced the earlier address:
+    /// their outcome is [`DataOutcome::Stale`].
+    pub fn set_data_pool(&mut self, is_usable: bool) {
+        self.client.set_data_pool(is_usable);
+    }
+
     /// Sets [`Welcome::root`], before the first call.
     pub fn set_root(&mut self, root: Ino) {
         self.root = root;
@@ -373,6 +384,7 @@ impl<T> Sessions<T> {
         let delegated_opens: Vec<_> = if goes_on {
             Vec::new()
         } else {
+            self.client.forget_pool_delegations();
             self.delegated_opens.forgotten(rank, &self.client.locations).collect()
         };
         self.learn_ranks(welcome.servers.ranks.len());
@@ -390,6 +402,7 @@ impl<T> Sessions<T> {
     /// starts a new session.
     pub fn ended(&mut self, now: u64, rank: Rank, actions: &mut Actions<T>) {
         let Ended { distrust, lost, unlocked } = self.server_session(rank).link.ended();
+        self.client.forget_pool_delegations();
         self.early_replies.retain(|(of, id), _| *of != rank && id.origin() != Some(rank));
         for id in &lost {
             if let Some(origin) = id.origin().filter(|origin| self.server_sessions.contains_key(origin)) {
@@ -570,7 +583,7 @@ impl<T> Sessions<T> {
         actions.frontend.push(FrontendEvent::Revoke { rank, number, lease, is_own });
     }
 
-    /// Handles the outcome of requests to data servers.
+    /// Handles the outcome of an operation of [`Actions::data`].
     pub fn data_completed(&mut self, now: u64, number: u64, outcome: DataOutcome, actions: &mut Actions<T>) {
         // The call may have been abandoned meanwhile.
         let Some(mut pending) = self.calls.remove(CallWait::Data(number)) else { return };

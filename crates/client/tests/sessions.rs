@@ -620,7 +620,7 @@ fn unmeasured(actions: Reply) -> Result<Reply, Errno> {
     let (incarnation, session, since, announced) = (1, 1, 0, false);
     let capability = Capability { ino, access, server, incarnation, session, since, announced, seal };
     let layout = Layout::new(Distribution::SimpleStripe { strip: 64 }, vec![server]).expect("a layout");
-    let delegation = Delegation { layout: Arc::new(layout), capability, limited: false };
+    let delegation = Delegation { layout: Some(Arc::new(layout)), capability, limited: false };
     Ok(Reply::Unmeasured(Box::new(actions), Box::new(delegation)))
 }
 

@@ -38,12 +38,12 @@ impl Meta {
         can_ask && self.setting(inode, Policy::create) == Some(Creator::Client)
     }
 
-    /// Grants a client a capability for a file's datafiles.
+    /// Grants a client a capability for a file's datafiles, or without a layout for its stream.
     pub(crate) fn grant(
         &mut self,
         cx: &Cx<'_>,
         ino: Ino,
-        layout: Arc<Layout>,
+        layout: Option<Arc<Layout>>,
         access: Access,
         limited: bool,
     ) -> Step<Delegation> {
@@ -101,7 +101,7 @@ impl Meta {
     pub(crate) fn grant_making(&mut self, cx: &Cx<'_>, inode: &Inode) -> Step<Option<Delegation>> {
         match inode.layout() {
             Some(layout) if self.setting(inode, Policy::precreation) != Some(true) => {
-                self.grant(cx, inode.ino, Arc::clone(layout), Access::EXEC, false).map(Some)
+                self.grant(cx, inode.ino, Some(Arc::clone(layout)), Access::EXEC, false).map(Some)
             }
             _ => Ok(None),
         }
@@ -145,7 +145,8 @@ impl Meta {
     ) -> Step<(Attr, Option<Box<Delegation>>)> {
         // Later queries of the client may differ from the current state.
         cx.read_set.refuse();
-        Ok((attr, Some(Box::new(self.grant(cx, attr.ino, layout, Access::empty(), false)?))))
+        let delegation = self.grant(cx, attr.ino, Some(layout), Access::empty(), false)?;
+        Ok((attr, Some(Box::new(delegation))))
     }
 
     /// Leaves the removal of a file whose last name a client has removed to that client, if nobody
@@ -165,7 +166,7 @@ impl Meta {
             return None;
         }
         let layout = cached.inode.layout().map(Arc::clone);
-        let grant = layout.map(|layout| self.grant(cx, ino, layout, Access::EXEC, false));
+        let grant = layout.map(|layout| self.grant(cx, ino, Some(layout), Access::EXEC, false));
         let delegation = grant.transpose().ok()?;
         // The client removes datafiles at once: a power failure must not restore a name without
         // them.

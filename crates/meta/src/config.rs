@@ -48,6 +48,8 @@ pub struct Config {
     pub most_leases: usize,
     /// The distribution of files over data servers, if there are any.
     pub striping: Option<Striping>,
+    /// The bytes of streams are in a pool that clients may read and write without this server.
+    pub data_pool: bool,
     /// The policy where a directory sets none.
     pub policy: Policy,
     /// Number of names that a step of a split of a directory moves, about.
@@ -84,6 +86,7 @@ impl Config {
             lease_ms: None,
             most_leases: 1 << 20,
             striping: None,
+            data_pool: false,
             policy: Policy::NONE,
             split_names: Self::SPLIT_NAMES,
             rank: Rank(0),

@@ -160,10 +160,13 @@ pub enum Io {
     Stream(StreamCall, Layouts),
     /// Announce to all data servers which sessions are live, as in
     /// [`DataRequest::Admit`](espalier_proto::DataRequest), and again first over each new
-    /// connection. Done when all have answered.
+    /// connection. If the store has a data pool, fence the clients in `ending`, whose sessions end:
+    /// no operation of theirs may take effect in the pool later. Done when all data servers have
+    /// answered and these clients are fenced.
     Admit {
         below: u64,
         live: Vec<u64>,
+        ending: Vec<ClientId>,
     },
     /// Append a frame to the journal, and with `sync` make the whole journal durable. There is one
     /// at a time.

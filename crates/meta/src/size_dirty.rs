@@ -115,6 +115,10 @@ impl SizeDirtyFiles {
         }
     }
 
+    pub(crate) fn must_measure_all(&mut self) {
+        self.0.values_mut().for_each(|file| file.unmeasured = true);
+    }
+
     /// Files whose sizes are to be queried from here on. They stay size-dirty until that is done.
     pub(crate) fn take_unmeasured(&mut self, tick: u64) -> Vec<Ino> {
         let unmeasured = self.0.iter_mut().filter(|(_, file)| file.unmeasured);

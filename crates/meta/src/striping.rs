@@ -204,6 +204,16 @@ impl Meta {
         self.setting(file, Policy::eager) == Some(false)
     }
 
+    /// True if the file's bytes are in the store's data pool.
+    pub(crate) fn is_in_data_pool(&self, inode: &Inode) -> bool {
+        self.config.data_pool && inode.is_streamed() && inode.layout().is_none()
+    }
+
+    /// True if clients may write to the file without this server, which does not see these writes.
+    pub(crate) fn is_written_directly(&self, inode: &Inode) -> bool {
+        inode.layout().is_some() || self.is_in_data_pool(inode)
+    }
+
     /// Number and body of a new regular file. Data servers need not know of a file that starts out
     /// striped: a datafile that was never written is empty. They learn of it with the first write,
     /// for which [`Self::mark_size_dirty`] waits until the file is durable.

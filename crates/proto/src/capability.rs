@@ -45,7 +45,10 @@ impl Capability {
 /// Capability and layout with which a client accesses a file's data without the metadata server.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Delegation {
-    pub layout: Arc<Layout>,
+    /// `None`: the bytes are in the data pool of the metadata servers' store, in the objects of the
+    /// stream with this inode number of the rank [`Capability::server`]. The pool does not check
+    /// the capability.
+    pub layout: Option<Arc<Layout>>,
     pub capability: Capability,
     /// A quota limits the file's size: the client requests
     /// [`Request::Extend`](crate::Request::Extend) before each write.

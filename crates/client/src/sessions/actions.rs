@@ -18,10 +18,10 @@ pub struct Actions<T> {
     /// them if necessary.
     pub send: Vec<(Rank, FromClient)>,
     pub frontend: Vec<FrontendEvent<T>>,
-    /// Requests to data servers; [`Sessions::data_completed`](super::Sessions::data_completed)
-    /// takes the outcome.
+    /// Operations on data servers or in the data pool;
+    /// [`Sessions::data_completed`](super::Sessions::data_completed) takes the outcome.
     pub data: Vec<DataOperation>,
-    /// Numbers of abandoned requests to data servers.
+    /// Numbers of abandoned operations of `data`.
     pub abandoned: Vec<u64>,
     /// Finished write-behind operations, by number, with their errors.
     pub(super) over: Vec<(u64, Option<Errno>)>,
@@ -58,10 +58,11 @@ pub enum FrontendEvent<T> {
     Failed { dir: Ino, ino: Ino, name: Option<Name>, errno: Errno },
 }
 
-/// An operation on data servers.
+/// An operation on data servers or in the data pool.
 #[derive(Debug)]
 pub struct DataOperation {
     pub number: u64,
+    /// Without a layout, `work` is a [`Work::Stream`] with a read or a write, in the data pool.
     pub delegation: Arc<Delegation>,
     pub work: Work,
     /// The bytes to write.
@@ -71,12 +72,12 @@ pub struct DataOperation {
     pub held: Arc<()>,
 }
 
-/// The outcome of requests to data servers.
+/// The outcome of an operation on data servers or in the data pool.
 #[derive(Debug)]
 pub enum DataOutcome {
     Done(Result<Reply, Errno>),
-    /// The data servers refuse the capability: get another. The requests may have been executed in
-    /// part.
+    /// The data servers refuse the capability, or this client is fenced in the data pool: get
+    /// another. The requests may have been executed in part.
     Stale,
 }
 

@@ -32,8 +32,10 @@ pub(super) struct CallState {
     pub own: Option<Own>,
     /// The caller has been interrupted.
     pub interrupted: bool,
-    /// The delegation of the operation on data servers that the call waits for.
+    /// The delegation of the operation on data servers or in the data pool that the call waits for.
     pub delegation: Option<Arc<Delegation>>,
+    /// [`DataPool::epoch`](crate::delegated::DataPool) when a delegation was last requested.
+    pub pool_epoch: u64,
     pub data: DataLease,
     pub confirmation: Confirmation,
     pub fragment_wait: FragmentWait,
@@ -266,7 +268,15 @@ impl<T> Sessions<T> {
             }
             OwnCallStep::Over(result, left) => {
                 self.give_back(left);
-                let mut next = self.client.reply(&incoming.call, result);
+                let is_outdated = matches!(&result, Ok(Reply::Delegated(Some(given)))
+                    if given.layout.is_none() && call_state.pool_epoch < self.client.data_pool.epoch);
+                let mut next = if is_outdated {
+                    // The server may have ended the session that this is for, and fenced the
+                    // address under which the client used the pool before.
+                    self.client.start(&incoming.call)
+                } else {
+                    self.client.reply(&incoming.call, result)
+                };
                 if let Next::Answer(result) = &mut next {
                     let term = Term { requested_at: call_state.begun, left: lease };
                     self.cache.answered(&incoming.call, result.as_ref().ok(), term, now);
@@ -318,6 +328,9 @@ impl<T> Sessions<T> {
             }
             self.closed(ino, now);
         }
+        if let Next::Ask(Request::Delegate { .. }) = next {
+            call_state.pool_epoch = self.client.data_pool.epoch;
+        }
         let page =
             Page::of(&incoming.call).filter(|page| self.may(&incoming.caller, page.dir, Access::READ, now));
         let entries = page.and_then(|page| self.cache.entries_to_ask_for(page));
@@ -365,7 +378,7 @@ impl<T> Sessions<T> {
         }
     }
 
-    /// Starts a call's operation on data servers.
+    /// Starts a call's operation on data servers or in the data pool.
     fn ask_data_servers(
         &mut self,
         pending: PendingCall<T>,
@@ -373,6 +386,10 @@ impl<T> Sessions<T> {
         work: Work,
         actions: &mut Actions<T>,
     ) {
+        if delegation.layout.is_none() && !matches!(work, Work::Stream(_)) {
+            // There are no datafiles to make or to measure.
+            return self.give_up(pending, Errno::EIO, actions);
+        }
         let data = pending.incoming.call.bytes_to_write();
         let held = self.releases.hold(delegation.capability.ino, &work);
         let number = self.calls.insert_data(pending, Arc::clone(&delegation));
@@ -442,10 +459,11 @@ impl<T> Sessions<T> {
         actions.answer(pending.incoming.ticket, result);
     }
 
-    /// As [`Self::give_up`], for interrupted calls that wait for unreachable data servers.
+    /// As [`Self::give_up`], for interrupted calls that wait for unreachable data servers, or for
+    /// the data pool, of which the client does not know whether it answers.
     pub(super) fn give_up_stuck(&mut self, is_stuck: impl Fn(&Layout) -> bool, actions: &mut Actions<T>) {
         let is_one = |pending: &PendingCall<T>, delegation: &Delegation| {
-            pending.call_state.interrupted && is_stuck(&delegation.layout)
+            pending.call_state.interrupted && delegation.layout.as_deref().is_none_or(&is_stuck)
         };
         for pending in self.calls.take_data(is_one, actions) {
             self.give_up(pending, Errno::EINTR, actions);
@@ -464,7 +482,7 @@ impl<T> Sessions<T> {
         let is_wanted = |ino| !self.client.is_open(ino) && !self.cache.has_pending(ino);
         let is_one = |pending: &PendingCall<T>, delegation: &Delegation| {
             pending.unmeasured_entry().is_some_and(|entry| is_wanted(entry.attr.ino))
-                && is_stuck(&delegation.layout)
+                && delegation.layout.as_deref().is_some_and(&is_stuck)
         };
         for pending in self.calls.take_data(is_one, actions) {
             let Some(entry) = pending.unmeasured_entry() else { continue };

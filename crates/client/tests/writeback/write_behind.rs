@@ -17,7 +17,7 @@ fn delegation() -> Box<Delegation> {
     let (ino, access, server, seal) = (FILE, Access::WRITE, ServerId(0), [0; 32]);
     let (incarnation, session, since, announced) = (1, 1, 0, false);
     let capability = Capability { ino, access, server, incarnation, session, since, announced, seal };
-    Box::new(Delegation { layout: Arc::new(layout), capability, limited: false })
+    Box::new(Delegation { layout: Some(Arc::new(layout)), capability, limited: false })
 }
 
 fn big(offset: u64, length: usize) -> Call<'static> {

@@ -1,5 +1,5 @@
 //! `Delegate`: grants a client that has a file open a capability for reading and writing its bytes
-//! at the data servers.
+//! at the data servers, or in the data pool of the store.
 
 use alloc::boxed::Box;
 use alloc::sync::Arc;
@@ -13,16 +13,18 @@ use crate::step::{Step, Stop, Wait};
 
 impl Meta {
     /// Grants a client that has a file open a capability to read or write its bytes at data
-    /// servers. For writing, does what each write would need ([`Self::extend`]) once: while the
-    /// client may write, no other client caches anything of the file.
+    /// servers, or in the store's data pool. For writing, does what each write would need
+    /// ([`Self::extend`]) once: while the client may write, no other client caches anything of the
+    /// file.
     pub(crate) fn delegate(&mut self, cx: &mut Cx<'_>, ino: Ino, access: Access) -> Step<Reply> {
         let inode = self.state.inode(ino)?;
         if access.contains(Access::WRITE) {
             check_not(inode, InodeFlags::IMMUTABLE)?;
         }
-        let Some(layout) = inode.layout().map(Arc::clone) else {
+        let layout = inode.layout().map(Arc::clone);
+        if layout.is_none() && (!self.is_in_data_pool(inode) || access.contains(Access::EXEC)) {
             return Ok(Reply::Delegated(None));
-        };
+        }
         if access.contains(Access::EXEC) && !self.state.cached(ino)?.nameless {
             return Err(Errno::EACCES.into());
         }

@@ -134,6 +134,10 @@ impl Meta {
 
     /// Size-dirty files whose idle streams are to be synced.
     pub(crate) fn idle_size_dirty(&mut self) -> Vec<Ino> {
+        if self.sessions.in_grace() {
+            // A client may have files open for writing that it has not reclaimed yet.
+            return Vec::new();
+        }
         let inodes = &self.state.inodes;
         let is_closed =
             |ino| inodes.get(&ino).is_none_or(|cached| cached.opens == 0 && cached.inode.nlink > 0);

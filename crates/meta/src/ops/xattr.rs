@@ -120,7 +120,7 @@ impl Meta {
         let inode = self.state.inode(ino)?;
         check_namespace(cx, inode, name, Access::WRITE)?;
         self.check_has_metafile(ino)?;
-        if name == CAPABILITY && inode.layout().is_some() && self.others_may_write(cx.client, ino)? {
+        if name == CAPABILITY && self.is_written_directly(inode) && self.others_may_write(cx.client, ino)? {
             // Other clients' direct writes would not remove the capability.
             return Err(Errno::ETXTBSY.into());
         }

@@ -519,7 +519,8 @@ impl Meta {
         }
     }
 
-    /// Ends a session. Returns false if data servers must first stop serving the client.
+    /// Ends a session. Returns false if data servers must first stop serving the client, or the
+    /// client must be fenced in the data pool.
     fn end_session(&mut self, now: Now, client: ClientId, out: &mut Outbox) -> bool {
         if !self.is_cut_off(client, out) {
             return false;
@@ -534,6 +535,10 @@ impl Meta {
         self.locks.end(client);
         self.unlock_ends(now, |(by, _)| by == client, out);
         if session.awaited {
+            if self.config.data_pool {
+                // It may have written until it was fenced to files that it has not reclaimed.
+                self.state.size_dirty.must_measure_all();
+            }
             self.await_no_more(now, out);
         }
         true

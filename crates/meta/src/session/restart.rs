@@ -32,7 +32,8 @@ impl Meta {
         self.sessions.leases_over = self.config.lease_ms.is_none();
         self.sessions.awaited = clients.len();
         for client in clients {
-            let reach = if self.config.striping.is_some() { Reach::BEFORE } else { Reach::default() };
+            let may_reach = self.config.striping.is_some() || self.config.data_pool;
+            let reach = if may_reach { Reach::BEFORE } else { Reach::default() };
             let mut session = SessionState { awaited: true, reach, ..SessionState::default() };
             let persisted = self
                 .state

@@ -22,7 +22,7 @@ fn a_client_removes_name_datafiles_and_inode() {
     let Ok(Reply::Orphaned(of, Some(given))) = unlink(fs, ONE) else { panic!("it is the client's") };
     assert_eq!(of, ino);
     assert_eq!(open(fs, ONE, ino), Err(Errno::ESTALE), "its bytes go");
-    for server in given.layout.servers() {
+    for server in given.layout.iter().flat_map(|layout| layout.servers()) {
         let remove = DataRequest::Remove { ino };
         assert!(given.capability.permits(&remove));
         fs.data.ask(*server, &remove).unwrap();

@@ -1,5 +1,7 @@
 //! Files that clients make step by step.
 
+use std::sync::Arc;
+
 use espalier_meta::{Acknowledge, Config, Input, Striping};
 use espalier_policy::{Key, Policy};
 use espalier_proto::*;
@@ -52,8 +54,13 @@ fn made(fs: &mut Harness, client: ClientId) -> Made {
     }
 }
 
+fn layout(made: &Made) -> Arc<Layout> {
+    made.delegation.as_ref().unwrap().layout.clone().unwrap()
+}
+
 fn make_datafiles(fs: &Harness, made: &Made) {
-    for server in made.delegation.iter().flat_map(|given| given.layout.servers()) {
+    let layouts = made.delegation.iter().filter_map(|given| given.layout.as_ref());
+    for server in layouts.flat_map(|layout| layout.servers()) {
         let request = DataRequest::Create { ino: made.ino, sync: true };
         assert!(made.delegation.as_ref().unwrap().capability.permits(&request));
         fs.data.ask(*server, &request).unwrap();
@@ -61,8 +68,7 @@ fn make_datafiles(fs: &Harness, made: &Made) {
 }
 
 fn set_layout(fs: &mut Harness, client: ClientId, made: &Made) -> Result<Reply, Errno> {
-    let layout = made.delegation.as_ref().unwrap().layout.clone();
-    ask(fs, client, Request::SetLayout { ino: made.ino, layout })
+    ask(fs, client, Request::SetLayout { ino: made.ino, layout: layout(made) })
 }
 
 fn give_name(fs: &mut Harness, client: ClientId, ino: Ino) -> Result<Entry, Errno> {
@@ -88,7 +94,7 @@ pub fn file(fs: &mut Harness, client: ClientId) -> Made {
 fn a_client_makes_inode_datafiles_layout_and_name() {
     let fs = &mut cluster(&STRIPED);
     let made = made(fs, ONE);
-    assert_eq!(made.delegation.as_ref().unwrap().layout.servers().len(), 2);
+    assert_eq!(layout(&made).servers().len(), 2);
     make_datafiles(fs, &made);
     let other = Layout::new(Distribution::Basic, [ServerId(1)].into()).unwrap().into();
     assert_eq!(ask(fs, ONE, Request::SetLayout { ino: made.ino, layout: other }), Err(Errno::EINVAL));

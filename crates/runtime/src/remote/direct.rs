@@ -75,7 +75,7 @@ impl<D: Frontend> Remote<D> {
             if let Some(line) = inner.lines.get_mut(usize::from(inner.sessions.rank_of(capability.ino).0)) {
                 line.messages.data += 1;
             }
-            let layout = Arc::clone(&delegation.layout);
+            let Some(layout) = delegation.layout.as_ref().map(Arc::clone) else { continue };
             self.direct.reach(&layout);
             let (striper, remote) = (Arc::clone(&self.direct.striper), self.own.clone());
             let call = inner.sessions.call_of_data(number).filter(|_| self.tracer.is_on());

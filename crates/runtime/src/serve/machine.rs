@@ -487,7 +487,7 @@ impl Server {
                 self.background_work.put_off(id, io, causes);
                 None
             }
-            Io::Admit { below, live } => {
+            Io::Admit { below, live, .. } => {
                 self.admit(id, below, live);
                 None
             }

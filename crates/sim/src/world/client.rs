@@ -496,10 +496,11 @@ impl SimClient {
 
     fn ask_data_servers(&mut self, fabric: &mut Fabric<'_>, ask: DataOperation) {
         let DataOperation { number, delegation, work, data, held } = ask;
-        for server in delegation.layout.servers() {
+        let Some(layout) = delegation.layout.as_ref().map(Arc::clone) else { return };
+        for server in layout.servers() {
             self.data_calls.reach(fabric, DataClient::Client(self.id), *server);
         }
-        let (layout, capability) = (Arc::clone(&delegation.layout), Some(delegation.capability));
+        let capability = Some(delegation.capability);
         let cause = self.sessions.call_of_data(number).filter(|_| fabric.traces());
         let causes = cause.map(|call| self.called(call)).into_iter().collect();
         let purpose = (number, held);

@@ -47,7 +47,10 @@ impl Make {
     }
 
     fn make_datafiles(ino: Ino, opened: Opened, delegation: Delegation) -> OwnCallStep {
-        let stage = MakeStage::Datafiles(Arc::clone(&delegation.layout));
+        let Some(layout) = &delegation.layout else {
+            return OwnCallStep::Over(Err(Errno::EIO), Left::Open(ino));
+        };
+        let stage = MakeStage::Datafiles(Arc::clone(layout));
         let work = Work::Create { ino, sync: true };
         OwnCallStep::Data(Own::Make(Self { ino, opened, stage }), Arc::new(delegation), work)
     }
