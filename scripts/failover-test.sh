@@ -1,7 +1,8 @@
 #!/bin/bash
 # failover-test.sh: servers over a shared store fail over. Two mounts work while the servers of
 # ranks are killed, paused and ended; nothing is lost, and the waits are short. Makes a cluster of
-# its own with an erasure-coded pool for big files, unless CEPH_CONF and POOL name one for tests.
+# its own with an erasure-coded pool for big files, unless CEPH_CONF and POOL name one for tests. The
+# second mount uses that pool itself.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 BUILD=$(realpath "${BUILD:-target/release}")
@@ -18,6 +19,8 @@ cluster=$work/cluster
 a=$work/a b=$work/b
 mkdir "$a" "$b"
 cleanup() {
+    # A paused mount does not answer.
+    for pid in $paused; do kill -CONT "$pid" 2> /dev/null || true; done
     for mount in "$a" "$b"; do umount -f "$mount" 2> /dev/null || umount -l "$mount" 2> /dev/null || true; done
     # A paused server does not end by itself.
     for pid in $paused; do kill -9 "$pid" 2> /dev/null || true; done
@@ -49,6 +52,11 @@ has_moved() {
 # follows RANK: succeeds if a standby has followed the rank's journal to its end.
 follows() {
     grep -q "standby .*follows rank $1, 0 frames behind" <<< "$("$bin" cluster status "$cluster")"
+}
+
+# in_data_pool: names of the objects in the data pool.
+in_data_pool() {
+    rados -p "$DATA_POOL" -N "failover-$$" ls
 }
 
 # The longest time in ms between two successful changes since the mark, by each mount.
@@ -99,7 +107,14 @@ credentials=$cluster/clients/admin
 # One server is enough, also a standby: it returns the addresses of the others.
 for standby in 0 1 2; do [ "$(holder 0)" = $standby ] || [ "$(holder 1)" = $standby ] || break; done
 port=$((${PORT:-17680} + standby))
-"$bin" mount "espalier://127.0.0.1:$port/" "$b" -o "credentials=$credentials" --log-file "$work/b.log"
+direct=credentials=$credentials${DATA_POOL:+,rados_user=admin,rados_conf=$CEPH_CONF}
+"$bin" mount "espalier://127.0.0.1:$port/" "$b" -o "$direct" --log-file "$work/b.log"
+if [ -n "${DATA_POOL:-}" ]; then
+    is "$(in_data_pool | grep -c '^client\.')" 1
+    mkdir "$work/c"
+    refused 'cannot connect to the cluster as client.nobody' \
+        "$bin" mount "$url" "$work/c" -o "credentials=$credentials,rados_user=nobody,rados_conf=/dev/null"
+fi
 mkdir "$a"/home-{1,2,3,4}
 is "$(stat -c %i "$b"/home-* | awk '{print int($1 / 2^48)}' | sort -u | wc -l)" 2
 
@@ -116,6 +131,7 @@ mkdir "$a/home-1/tree" "$b/home-2/tree"
 tar -xf "$work/source.tar" -C "$a/home-1/tree" & extracting=$!
 head -c 30M /dev/urandom > "$work/big"
 cp "$work/big" "$a/home-1/big" & copying=$!
+cp "$work/big" "$b/home-1/direct" & copying+=" $!"
 sleep 0.3
 server=$(holder 0) mark=$(milliseconds)
 kill_server "$server"
@@ -123,8 +139,9 @@ until_true has_moved 0 "$server"
 echo "rank 0 is served again after $(($(milliseconds) - mark)) ms"
 grep -h 'serving a rank.*rank=0' "$cluster/server-$(holder 0)/log" | tail -n 1
 wait "$extracting"
-wait "$copying"
+for process in $copying; do wait "$process"; done
 cmp "$work/big" "$b/home-1/big"
+cmp "$work/big" "$a/home-1/direct"
 sleep 3
 waited=$(longest_wait "$mark")
 echo "longest wait: $waited ms"
@@ -162,6 +179,29 @@ if [ -n "${own:-}" ]; then
     echo "the source tree is extracted $(($(milliseconds) - mark)) ms after the outage"
     diff -r "$work/source" "$b/home-2" -x tree -x 'file-*' -x new -x two
     up
+fi
+
+if [ -n "${DATA_POOL:-}" ]; then
+    section 'a silent client is fenced from the data pool before its locks are given on'
+    fenced=$(ceph osd blocklist ls 2> /dev/null | wc -l)
+    flock "$b/home-1/direct" sh -c "touch $work/locked; until [ -e $work/other ]; do sleep 0.1; done
+        dd if=/dev/zero of=$b/home-1/direct bs=1M count=1 conv=notrunc 2> $work/dd && touch $work/late" & locking=$!
+    until_true test -e "$work/locked"
+    paused=$(pgrep -f "espalier.* mount .*$b" | head -n 1)
+    kill -STOP "$paused"
+    timeout 180 flock "$a/home-1/direct" true || fail 'a silent client keeps its lock'
+    [ "$(ceph osd blocklist ls 2> /dev/null | wc -l)" -gt "$fenced" ] || fail 'the silent client is not fenced'
+    is "$(in_data_pool | grep -c '^client\.')" 0
+    touch "$work/other"
+    kill -CONT "$paused"
+    paused=
+    wait "$locking"
+    until_true test -e "$work/late"
+    is "$(in_data_pool | grep -c '^client\.')" 1
+    cmp -n 1048576 "$a/home-1/direct" /dev/zero
+    cmp -i 1048576 "$a/home-1/direct" "$work/big"
+    cp "$work/big" "$b/home-1/direct"
+    cmp "$work/big" "$a/home-1/direct"
 fi
 
 section 'all servers are restarted, one after the other'
@@ -205,6 +245,7 @@ for name in one two; do
     done
 done
 umount "$a" "$b"
+[ -z "${DATA_POOL:-}" ] || until_true sh -c "! rados -p $DATA_POOL -N failover-$$ ls | grep '^client\.'"
 
 section 'all servers are killed and started again'
 "$bin" mount "$url" "$a" -o "credentials=$credentials" --log-file "$work/a.log"

@@ -135,6 +135,7 @@ fn mount_servers(
         client,
         leases: mount.ttl.is_none(),
         accesses,
+        data_pool: reach.data_pool.clone(),
     };
     unmount_on_signal(&args.mountpoint)?;
     espalier_runtime::mount_servers(&servers, url, &args.mountpoint, mount, ready)?;

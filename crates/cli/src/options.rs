@@ -9,7 +9,7 @@ use anyhow::{Context, Result, bail};
 use espalier_fuse::Transport;
 use espalier_library::Credentials;
 use espalier_meta::Atime;
-use espalier_runtime::{MetricsAddress, MountOptions, OpenOptions};
+use espalier_runtime::{MetricsAddress, MountOptions, OpenOptions, RadosAccess};
 use rustix::fs::StatVfsMountFlags;
 
 use crate::args::parse_size;
@@ -31,6 +31,8 @@ pub struct Reach {
     pub credentials: Option<PathBuf>,
     /// No authentication.
     pub insecure: bool,
+    /// How to reach the pool of the big files' bytes; `None`: they pass through the servers.
+    pub data_pool: Option<RadosAccess>,
 }
 
 impl Reach {
@@ -120,6 +122,13 @@ pub fn parse(options: &[String], superuser: bool) -> Result<(OpenOptions, MountO
                 reach.credentials = Some(std::path::absolute(dir).context("credentials= takes a directory")?);
             }
             ("insecure", "") => reach.insecure = true,
+            ("rados_user", user) if !user.is_empty() => {
+                reach.data_pool.get_or_insert_default().user = Some(user.into());
+            }
+            ("rados_conf", file) if !file.is_empty() => {
+                let conf = std::path::absolute(file).context("rados_conf= takes a file")?;
+                reach.data_pool.get_or_insert_default().conf = Some(conf);
+            }
             ("locks", "shared") => local_locks = false,
             ("locks", "local") => local_locks = true,
             ("locks", _) => bail!("locks= takes shared or local"),
@@ -164,7 +173,7 @@ pub fn parse(options: &[String], superuser: bool) -> Result<(OpenOptions, MountO
                  [no]diratime allow_other [no]suid [no]dev [no]exec [no]symfollow [no]lazytime context=CONTEXT \
                  default_permissions threads=N memory=SIZE \
                  transport=auto|uring|queues slow=MILLISECONDS metrics=ADDRESS policy=FILE credentials=DIR \
-                 insecure locks=shared|local cache=leases|ttl:TIME|none"
+                 insecure rados_user=NAME rados_conf=FILE locks=shared|local cache=leases|ttl:TIME|none"
             ),
         }
     }

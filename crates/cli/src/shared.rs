@@ -40,11 +40,11 @@ pub(crate) fn add_rank(store: &str) -> Result<Rank> {
 /// The ranks that a server may serve. `base`: the directory of its configuration.
 pub(crate) fn ranks(config: &Config, store: &str, open: OpenOptions, base: &Path) -> Result<SharedRanks> {
     let shared = SharedStore::connect(&locate(store)?)?;
-    let (engine, cluster) = (shared.engine(), shared.cluster());
+    let (engine, cluster, data_pool) = (shared.engine(), shared.cluster(), shared.data_pool());
     let stores = Arc::new(ServedStores { shared, options: open });
     let (number, address, dir) = (config.number, config.address.clone(), base.into());
     let standby_replay = config.standby_replay;
-    Ok(SharedRanks { engine, stores, cluster, number, address, standby_replay, dir })
+    Ok(SharedRanks { engine, stores, cluster, data_pool, number, address, standby_replay, dir })
 }
 
 /// Checks or repairs the stores of a stopped cluster.

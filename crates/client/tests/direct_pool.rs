@@ -52,7 +52,7 @@ impl PoolClient {
 
     fn connect(&mut self, incarnation: u64) {
         let (window, session_ms, rank, root, servers) = (64, 60_000, NEAR, Ino::ROOT, ServerMap::NONE);
-        let welcome = Welcome { incarnation, window, session_ms, rank, root, servers };
+        let welcome = Welcome { incarnation, window, session_ms, rank, root, servers, data_pool: None };
         self.with(|sessions, actions| sessions.connected(0, NEAR, &welcome, actions));
     }
 

@@ -17,6 +17,7 @@ fn welcome(incarnation: u64) -> Welcome {
         rank: Rank(0),
         root: Ino::ROOT,
         servers: ServerMap::NONE,
+        data_pool: None,
     }
 }
 

@@ -33,7 +33,8 @@ impl Machine {
 
     fn connect(&mut self, rank: Rank) {
         let (servers, root) = (ServerMap::NONE, Ino::ROOT);
-        let welcome = Welcome { incarnation: 1, window: 64, session_ms: 60_000, rank, root, servers };
+        let welcome =
+            Welcome { incarnation: 1, window: 64, session_ms: 60_000, rank, root, servers, data_pool: None };
         let mut actions = Actions::default();
         self.sessions.connected(self.now, rank, &welcome, &mut actions);
         self.take(actions);

@@ -30,7 +30,8 @@ fn connect(sessions: &mut Sessions<u64>, rank: Rank, incarnation: u64) -> Action
 fn connect_below(root: Ino, sessions: &mut Sessions<u64>, rank: Rank, incarnation: u64) -> Actions<u64> {
     let mut actions = Actions::default();
     let servers = ServerMap::NONE;
-    let welcome = Welcome { incarnation, window: 64, session_ms: 60_000, rank, root, servers };
+    let welcome =
+        Welcome { incarnation, window: 64, session_ms: 60_000, rank, root, servers, data_pool: None };
     sessions.connected(0, rank, &welcome, &mut actions);
     actions
 }

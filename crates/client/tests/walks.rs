@@ -51,7 +51,15 @@ impl WalkedTree {
         };
         for rank in (0..RANKS).map(Rank) {
             let (servers, root) = (ServerMap::NONE, Ino::ROOT);
-            let welcome = Welcome { incarnation: 1, window: 64, session_ms: 60_000, rank, root, servers };
+            let welcome = Welcome {
+                incarnation: 1,
+                window: 64,
+                session_ms: 60_000,
+                rank,
+                root,
+                servers,
+                data_pool: None,
+            };
             let mut actions = Actions::default();
             mount.sessions.connected(0, rank, &welcome, &mut actions);
             mount.take(actions);
@@ -465,7 +473,8 @@ fn caller_that_waits_for_a_page_gets_the_error_of_its_own_request() {
     mount.take(actions);
     assert!(mount.answers.is_empty(), "it is repeated over the next connection");
     let (servers, root) = (ServerMap::NONE, Ino::ROOT);
-    let welcome = Welcome { incarnation: 2, window: 64, session_ms: 60_000, rank, root, servers };
+    let welcome =
+        Welcome { incarnation: 2, window: 64, session_ms: 60_000, rank, root, servers, data_pool: None };
     let mut actions = Actions::default();
     mount.sessions.connected(mount.now, rank, &welcome, &mut actions);
     mount.take(actions);

@@ -130,10 +130,10 @@ impl Session {
             .map_err(|errno| ConnectError::Random(errno.into()))?;
         let client = ClientId(u64::from_ne_bytes(number));
         let (limits, accesses) = (Limits::default(), Accesses::All);
-        let servers = Servers { addresses, security, limits, client, leases, accesses };
+        let servers = Servers { addresses, security, limits, client, leases, accesses, data_pool: None };
         let first = servers.reach().await?;
         let frontend = LibraryFrontend { uses_writeback: options.writeback };
-        let remote = Remote::new(frontend, Cache::new(CACHED, Users::AtOnce), &servers, &first.0);
+        let remote = Remote::new(frontend, Cache::new(CACHED, Users::AtOnce), &servers, &first.0, None);
         let (stop, stopped) = oneshot::channel();
         let serving = tokio::spawn(serve(Arc::clone(&remote), servers, first, stopped));
         let User { uid, gid, groups, umask } = options.user.clone();

@@ -21,6 +21,7 @@ const END: Welcome = Welcome {
     rank: Rank(0),
     root: Ino::ROOT,
     servers: ServerMap::NONE,
+    data_pool: None,
 };
 
 fn config() -> Config {

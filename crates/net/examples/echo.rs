@@ -86,6 +86,7 @@ const WELCOME: Welcome = Welcome {
     rank: Rank(0),
     root: Ino::ROOT,
     servers: ServerMap::NONE,
+    data_pool: None,
 };
 
 fn request(id: u64) -> FromClient {

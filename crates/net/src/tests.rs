@@ -394,6 +394,7 @@ async fn greetings_and_answers_may_be_anything() {
         rank: Rank(0),
         root: Ino::ROOT,
         servers: ServerMap::NONE,
+        data_pool: None,
     };
     let terms = Terms::of(&limits());
     let mut written = [Vec::new(), Vec::new(), Vec::new()];
@@ -442,6 +443,7 @@ async fn bytes_after_the_end_of_tls() {
             rank: Rank(0),
             root: Ino::ROOT,
             servers: ServerMap::NONE,
+            data_pool: None,
         };
         let mut connection: Connection<FromClient, FromServer> = incoming.welcome(welcome).await.unwrap();
         connection.receiver.next(&mut Vec::new()).await.unwrap_err()

@@ -49,5 +49,5 @@ pub use range::{RangeOp, StreamIo};
 pub use stream::{Space, StreamStat};
 pub use time::Time;
 pub use wire::{
-    Accesses, ClusterId, FromClient, FromServer, Hello, Lease, ServerMap, Service, Touched, Welcome,
+    Accesses, ClusterId, DataPool, FromClient, FromServer, Hello, Lease, ServerMap, Service, Touched, Welcome,
 };

@@ -76,6 +76,19 @@ pub struct Welcome {
     pub root: Ino,
     /// Addresses of the cluster's servers, for clients of a metadata server.
     pub servers: ServerMap,
+    /// Where the bytes of big files are, if clients may use that themselves.
+    pub data_pool: Option<DataPool>,
+}
+
+/// A pool of a RADOS cluster with the bytes of big files.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DataPool {
+    pub name: String,
+    /// No other pool of that cluster ever has this number.
+    pub number: i64,
+    pub namespace: String,
+    /// The number under which the client registers there.
+    pub client: ClientId,
 }
 
 /// Addresses of a cluster's servers, as `HOST:PORT`.

@@ -44,6 +44,7 @@ pub fn mount_servers(
         .map_err(|source| Error::Io { context: "cannot start threads".into(), source })?;
     // Before mounting, so that a refused connection is reported.
     let first = runtime.block_on(servers.reach())?;
+    let pool = servers.open_data_pool(&first.0)?;
     let recorder = options.record.as_deref().map(Recorder::start).transpose()?;
     let mut session = start_session(source, mountpoint, options, true)?;
     let frontend = FuseFrontend::new(Atime::Relative, options.ttl, session.granted());
@@ -51,7 +52,7 @@ pub fn mount_servers(
     recorder.into_iter().for_each(|recorder| frontend.set_recorder(recorder));
     let remote = {
         let _entered = runtime.enter();
-        Remote::new(frontend, Cache::new(CACHED, Users::Report), servers, &first.0)
+        Remote::new(frontend, Cache::new(CACHED, Users::Report), servers, &first.0, pool)
     };
     runtime.spawn(keep_connected(Arc::clone(&remote), servers.clone(), first));
     runtime.spawn({

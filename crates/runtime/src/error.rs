@@ -73,6 +73,14 @@ pub enum Error {
         path.display()
     )]
     OtherDataPool { path: PathBuf, has: String },
+    #[error(
+        "the pool {pool} has number {found}, and that of the servers {expected}: rados_conf is that of another cluster"
+    )]
+    OtherCluster { pool: String, found: i64, expected: i64 },
+    #[error(
+        "the big files of this file system have no pool of their own: leave out rados_conf and rados_user"
+    )]
+    NoDataPool,
     #[error("{} is not empty: choose an empty directory for the dump, or --resume an interrupted one", .0.display())]
     NotEmpty(PathBuf),
     #[error("the cluster of {} holds files already: use --force to lose them, on all its servers", .0.display())]

@@ -25,6 +25,7 @@ use tokio::task::AbortHandle;
 
 use crate::caller::groups;
 use crate::calls::{CallOutcome, Calls, Frontend};
+use crate::data::ClientPool;
 use crate::servers::{Servers, rank_count};
 use crate::tracer::{NodeId, Tracer, place_of};
 use crate::watch::Kind;
@@ -87,14 +88,22 @@ struct Inner<T> {
 
 impl<D: Frontend> Remote<D> {
     /// Creates the sessions for the cluster of the server that sent `first`. Requests to data
-    /// servers use `servers`, in tasks of the current runtime.
-    pub fn new(frontend: D, cache: Cache, servers: &Servers, first: &Welcome) -> Arc<Self> {
+    /// servers use `servers`, in tasks of the current runtime. `pool`: the data pool, if this client
+    /// uses it.
+    pub fn new(
+        frontend: D,
+        cache: Cache,
+        servers: &Servers,
+        first: &Welcome,
+        pool: Option<ClientPool>,
+    ) -> Arc<Self> {
         let ranks = rank_count(first);
         let mut sessions = Sessions::new(cache, ranks, frontend.is_checked());
         if !frontend.uses_writeback() {
             sessions.wait_for_servers();
         }
         sessions.set_root(first.root);
+        sessions.set_data_pool(pool.is_some());
         let inner = Inner {
             sessions,
             started: Instant::now(),
@@ -102,7 +111,7 @@ impl<D: Frontend> Remote<D> {
             tasks: HashMap::new(),
         };
         let tracer = Tracer::new(place_of(servers.client));
-        let direct = Direct::new(servers, &tracer);
+        let direct = Direct::new(servers, pool, &tracer);
         Arc::new_cyclic(|own| Self {
             receiving: Mutex::default(),
             inner: Mutex::new(inner),
@@ -231,7 +240,7 @@ impl<D: Frontend> Remote<D> {
     }
 
     async fn end_sessions(&self) {
-        self.direct.close();
+        self.direct.close().await;
         let senders = self.lock().map(|mut inner| {
             inner.lines.iter_mut().filter_map(|line| line.sender.take()).collect::<Vec<_>>()
         });

@@ -12,6 +12,9 @@ use tokio::task::JoinSet;
 
 use crate::addresses::{self, Addresses, of_rank};
 use crate::calls::Frontend;
+use crate::data::ClientPool;
+use crate::error::Error;
+use crate::location::RadosAccess;
 use crate::remote::Remote;
 
 /// Addresses of a file system's servers, and the client's credentials.
@@ -26,6 +29,8 @@ pub struct Servers {
     /// True if the client requests leases.
     pub leases: bool,
     pub accesses: Accesses,
+    /// How to reach the pool of the big files' bytes; `None`: they pass through the servers.
+    pub data_pool: Option<RadosAccess>,
 }
 
 /// Minimum and maximum pause between connection attempts.
@@ -62,6 +67,16 @@ impl Servers {
             }
         }
         Ok(addresses)
+    }
+
+    /// Opens the data pool, if it is to be used. `first`: a server's reply. Waits for the cluster.
+    ///
+    /// # Errors
+    /// It cannot be used; there is none.
+    pub fn open_data_pool(&self, first: &Welcome) -> Result<Option<ClientPool>, Error> {
+        let Some(access) = self.data_pool.clone() else { return Ok(None) };
+        let pool = first.data_pool.clone().ok_or(Error::NoDataPool)?;
+        ClientPool::open(pool, access).map(Some)
     }
 
     /// Connects to the first server that answers. A standby returns the addresses of the others.

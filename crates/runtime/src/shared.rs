@@ -7,8 +7,9 @@ use std::time::Duration;
 
 use espalier_meta::Format;
 use espalier_meta::failover::ClusterMap;
-use espalier_proto::{ClusterId, Rank};
+use espalier_proto::{ClientId, ClusterId, DataPool, Rank};
 use espalier_standby::{Follow, FollowedState, Follower};
+use espalier_store::engine::PoolId;
 use espalier_store::{
     Engine, EngineFailure, FormatOptions, LocalOptions, ObjectOptions, ObjectStore, Rados, RankLease,
     Superblock, break_lease, format_joining, format_objects, read_superblock,
@@ -70,6 +71,13 @@ impl SharedStore {
 
     pub fn cluster(&self) -> ClusterId {
         ClusterId(self.superblock.uuid.into_bytes())
+    }
+
+    /// The pool with the bytes of big files, if it is one of its own.
+    pub fn data_pool(&self) -> Option<DataPool> {
+        let PoolId { name, number } = self.superblock.data_pool.clone()?;
+        let (namespace, client) = (self.engine.namespace(), ClientId(0));
+        Some(DataPool { name, number, namespace, client })
     }
 
     pub(crate) fn name(&self) -> &Path {

@@ -204,6 +204,7 @@ impl OpenOptions {
         (config.session_ms, config.lease_ms) = (self.session_ms, self.lease_ms);
         (config.striping, config.policy) = (self.striping.clone(), self.policy.clone());
         config.watermarks = self.watermarks;
+        config.data_pool = self.is_shared && superblock.data_pool.is_some();
         (config.rank, config.ranks) = (superblock.rank, superblock.ranks);
         config.acknowledge = match (self.is_durable(), self.session_ms) {
             (true, _) => Acknowledge::Durable,

@@ -54,7 +54,8 @@ fn start(engine: &MemoryEngine, number: u16, stores: Vec<PathBuf>, dir: PathBuf)
     let stores = Arc::new(LocalStores { engine: engine.client(), stores });
     let (engine, cluster) = (Arc::new(engine.client()), CLUSTER);
     let (address, standby_replay) = (None, false);
-    let shared = SharedRanks { engine, stores, cluster, number, address, standby_replay, dir };
+    let data_pool = None;
+    let shared = SharedRanks { engine, stores, cluster, data_pool, number, address, standby_replay, dir };
     let source = RankSource::Shared(shared);
     let (access, data_servers) = (Access::default(), Vec::new());
     let role = MetaRole { source, access, session_ms: 60_000, data_servers, data_key: None };
@@ -105,7 +106,15 @@ async fn rank_that_is_added_to_the_map_is_served_and_announced_to_clients() {
     wait_for(&engine, |map| map.ranks[0].serving);
     let (addresses, security) = (vec![server.address.to_string()], Security::Insecure);
     let (limits, client) = (Limits::default(), ClientId(9));
-    let servers = Servers { addresses, security, limits, client, leases: true, accesses: Accesses::All };
+    let servers = Servers {
+        addresses,
+        security,
+        limits,
+        client,
+        leases: true,
+        accesses: Accesses::All,
+        data_pool: None,
+    };
     let (welcome, mut connection) = servers.reach().await.unwrap();
     assert_eq!(welcome.servers.ranks.len(), 1);
 
@@ -162,7 +171,15 @@ async fn standby_takes_over_from_fenced_server() {
     assert_eq!(welcome.servers.ranks, [active.address.to_string()]);
     assert_eq!(welcome.servers.meta, [address.clone(), active.address.to_string()]);
     let (leases, accesses) = (true, Accesses::All);
-    let servers = Servers { addresses: vec![address.clone()], security, limits, client, leases, accesses };
+    let servers = Servers {
+        addresses: vec![address.clone()],
+        security,
+        limits,
+        client,
+        leases,
+        accesses,
+        data_pool: None,
+    };
     let (before, _) = servers.reach().await.unwrap();
 
     engine.fence(&first.servers[0].store_client).unwrap();

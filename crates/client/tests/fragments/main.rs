@@ -33,7 +33,15 @@ impl Machine {
         let mut sessions = Sessions::new(Cache::new(1000, Users::AtOnce), 3, true);
         for rank in [0, 1, 2].map(Rank) {
             let (servers, root) = (ServerMap::NONE, Ino::ROOT);
-            let welcome = Welcome { incarnation: 1, window: 64, session_ms: 60_000, rank, root, servers };
+            let welcome = Welcome {
+                incarnation: 1,
+                window: 64,
+                session_ms: 60_000,
+                rank,
+                root,
+                servers,
+                data_pool: None,
+            };
             sessions.connected(0, rank, &welcome, &mut Actions::default());
         }
         Self { sessions, requests: VecDeque::new(), answers: Vec::new(), calls: 0, now: 0 }
@@ -535,7 +543,8 @@ impl Machine {
 
     fn reconnect(&mut self, rank: Rank) {
         let (servers, root, incarnation) = (ServerMap::NONE, Ino::ROOT, 1);
-        let welcome = Welcome { incarnation, window: 64, session_ms: 60_000, rank, root, servers };
+        let welcome =
+            Welcome { incarnation, window: 64, session_ms: 60_000, rank, root, servers, data_pool: None };
         let mut actions = Actions::default();
         self.sessions.disconnected(rank);
         self.sessions.connected(0, rank, &welcome, &mut actions);

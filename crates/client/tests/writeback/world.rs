@@ -180,7 +180,7 @@ impl ClientWorld {
     fn connect_to(&mut self, rank: Rank, incarnation: u64, resumed: bool) {
         let servers = ServerMap { data: vec![(ServerId(0), String::new())], ..ServerMap::NONE };
         let (window, session_ms, root) = (1024, 60_000, Ino::ROOT);
-        let welcome = Welcome { incarnation, window, session_ms, rank, root, servers };
+        let welcome = Welcome { incarnation, window, session_ms, rank, root, servers, data_pool: None };
         let mut actions = Actions::default();
         self.sessions.disconnected(rank);
         self.sent.clear();

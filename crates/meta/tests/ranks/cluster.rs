@@ -374,6 +374,7 @@ impl RankCluster {
                         rank: Rank(rank as u16),
                         root: Ino::ROOT,
                         servers: ServerMap::NONE,
+                        data_pool: None,
                     };
                     let mut out = Vec::new();
                     if line.link.connected(&welcome, &[].into(), &mut out).is_some() {

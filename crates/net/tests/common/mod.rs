@@ -80,6 +80,7 @@ pub fn welcome() -> Welcome {
         rank: Rank(0),
         root: Ino::ROOT,
         servers: ServerMap::NONE,
+        data_pool: None,
     }
 }
 

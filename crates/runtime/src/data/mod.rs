@@ -1,10 +1,12 @@
 //! Data servers, and the connections to them.
 
+mod pool;
 mod serve;
 mod servers;
 mod store;
 mod striper;
 
+pub use pool::{ClientPool, PoolError, PoolStreams, execute};
 pub use serve::DataServer;
 pub use servers::{DataRequester, DataServers, Pass};
 pub(crate) use store::is_data_store;

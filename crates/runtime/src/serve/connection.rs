@@ -7,7 +7,8 @@ use std::time::Duration;
 use espalier_meta::Refused;
 use espalier_net::{Acceptor, Connection, Identity, Incoming, Reason, Receiver, Refusal, Sender};
 use espalier_proto::{
-    Accesses, ClientId, ClusterId, FromClient, FromServer, Hello, Ino, Rank, ServerMap, Service, Welcome,
+    Accesses, ClientId, ClusterId, DataPool, FromClient, FromServer, Hello, Ino, Rank, ServerMap, Service,
+    Welcome,
 };
 use espalier_store::Superblock;
 use tokio::net::{TcpListener, TcpStream};
@@ -181,7 +182,15 @@ impl Gate {
 
     fn welcome_to_server(&self, rank: Rank) -> Welcome {
         let (incarnation, session_ms) = (self.incarnation, u32::MAX);
-        Welcome { incarnation, window: WINDOW, session_ms, rank, root: Ino::ROOT, servers: ServerMap::NONE }
+        Welcome {
+            incarnation,
+            window: WINDOW,
+            session_ms,
+            rank,
+            root: Ino::ROOT,
+            servers: ServerMap::NONE,
+            data_pool: None,
+        }
     }
 
     async fn serve_peer(
@@ -277,6 +286,7 @@ async fn converse(
         rank: meta.superblock.rank,
         root,
         servers: changes.borrow_and_update().clone(),
+        data_pool: table.data_pool.clone().map(|pool| DataPool { client, ..pool }),
     };
     let Connection { mut receiver, sender } = incoming.welcome(welcome).await?;
     let guest = Guest { identity, holder, rights: rights.clone(), place };

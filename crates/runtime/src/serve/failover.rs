@@ -11,7 +11,7 @@ use espalier_meta::failover::{
     Action, ClusterMap, Failover, Input, InstanceId, RankEntry, ServerEntry, ServerState, StopReason,
     Swapped, Timing,
 };
-use espalier_proto::{ClusterId, Errno, Rank};
+use espalier_proto::{ClusterId, DataPool, Errno, Rank};
 use espalier_standby::{Follow, FollowedState};
 use espalier_store::{Engine, EngineError, EngineFailure};
 use serde::{Deserialize, Serialize};
@@ -60,6 +60,8 @@ pub struct SharedRanks {
     pub engine: Arc<dyn Engine>,
     pub stores: Arc<dyn RankStores>,
     pub cluster: ClusterId,
+    /// The pool with the bytes of big files, if it is one of its own.
+    pub data_pool: Option<DataPool>,
     /// Number of the server in the cluster.
     pub number: u16,
     /// Address for clients and other servers, as `HOST:PORT`; `None`: the bound one.

@@ -43,8 +43,7 @@ pub struct Server {
     /// Runs background tasks.
     pub(super) runtime: Handle,
     pub(super) own_handle: Weak<Self>,
-    /// Issues capabilities; `None`: clients do not access data servers.
-    pub(super) sealer: Option<Sealer>,
+    pub(super) sealer: Sealer,
     pub(super) term: Arc<ServeTerm>,
 }
 
@@ -53,7 +52,7 @@ pub struct Equipment {
     pub watch: Watch,
     pub tracer: Arc<Tracer>,
     pub striper: Option<Striper>,
-    pub sealer: Option<Sealer>,
+    pub sealer: Sealer,
     pub runtime: Handle,
     pub term: ServeTerm,
 }
@@ -487,8 +486,8 @@ impl Server {
                 self.background_work.put_off(id, io, causes);
                 None
             }
-            Io::Admit { below, live, .. } => {
-                self.admit(id, below, live);
+            Io::Admit { below, live, ending } => {
+                self.admit(id, (below, live), ending);
                 None
             }
             Io::Decide(request) => self.decide(id, request),

@@ -236,7 +236,7 @@ impl MetadataService {
             RankSource::Own { stores, ranks } => {
                 let (cluster, paths) = check_stores(&stores, ranks.len())?;
                 let servers = ServerMap { ranks, data, ..ServerMap::NONE };
-                let table = RankTable::new(cluster, session_ms, servers, access, Some(paths));
+                let table = RankTable::new(cluster, session_ms, servers, access, Some(paths), None);
                 let starter = starter(Arc::clone(&table));
                 let (mut controls, mut services) = (Vec::new(), Vec::new());
                 for OwnStore { volume, path } in stores {
@@ -247,7 +247,9 @@ impl MetadataService {
                 Ok(Self { table, controls, ranks: ServedRanks::Own(services) })
             }
             RankSource::Shared(shared) => {
-                let table = RankTable::new(shared.cluster, session_ms, ServerMap::NONE, access, None);
+                let data_pool = shared.data_pool.clone();
+                let servers = ServerMap::NONE;
+                let table = RankTable::new(shared.cluster, session_ms, servers, access, None, data_pool);
                 let control = control::Listener::of_store(&shared.dir).map(Arc::new);
                 let starter = starter(Arc::clone(&table));
                 let coordinator = failover::Coordinator::start(shared, starter, incarnation, address);

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use espalier_meta::Input;
 use espalier_net::SealKey;
-use espalier_proto::{ClusterId, Errno, Rank, ServerId, ServerMap};
+use espalier_proto::{ClusterId, DataPool, Errno, Rank, ServerId, ServerMap};
 use espalier_store::{Superblock, superblock};
 use tokio::runtime::Handle;
 use tokio::task::AbortHandle;
@@ -46,6 +46,8 @@ pub struct RankTable {
     /// The stores of this server's ranks, if they are its own; locked while a superblock is
     /// changed.
     own_stores: Option<Mutex<BTreeMap<Rank, PathBuf>>>,
+    /// The pool with the bytes of big files, which clients may use themselves.
+    pub data_pool: Option<DataPool>,
 }
 
 impl RankTable {
@@ -55,6 +57,7 @@ impl RankTable {
         servers: ServerMap,
         access: Access,
         own_stores: Option<BTreeMap<Rank, PathBuf>>,
+        data_pool: Option<DataPool>,
     ) -> Arc<Self> {
         Arc::new(Self {
             ranks: RwLock::default(),
@@ -64,6 +67,7 @@ impl RankTable {
             access: RwLock::new(Arc::new(access)),
             watermarks: RwLock::default(),
             own_stores: own_stores.map(Mutex::new),
+            data_pool,
         })
     }
 
@@ -224,7 +228,7 @@ impl RankStarter {
         let ServeOptions { security, limits, threads, slow, .. } = &self.options;
         // Data servers identify metadata servers by rank.
         let number = ServerId(volume.superblock.rank.0);
-        let sealer = self.data_key.clone().map(|key| Sealer { key, number, incarnation });
+        let sealer = Sealer { key: self.data_key.clone(), number, incarnation };
         let tracer = Tracer::new(NodeId::Rank(volume.superblock.rank.0));
         let striper = if self.data_servers.is_empty() {
             volume.require_whole(path)?;

@@ -211,6 +211,7 @@ impl DataServer {
             rank,
             root: Ino::ROOT,
             servers,
+            data_pool: None,
         };
         fabric.send(wire, self.node, Message::Welcome(Box::new(welcome)));
         self.input(fabric, Input::Connect { from, incarnation, connection });

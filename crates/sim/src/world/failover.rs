@@ -538,6 +538,7 @@ impl World<'_> {
                     rank: Rank(0),
                     root: Ino::ROOT,
                     servers: running.published.clone(),
+                    data_pool: None,
                 };
                 self.fabric.send(wire, node, Message::Welcome(Box::new(welcome)));
             }

@@ -413,6 +413,7 @@ impl SimServer {
             rank: self.rank,
             root: Ino::ROOT,
             servers: self.servers.clone(),
+            data_pool: None,
         }))
     }
 
