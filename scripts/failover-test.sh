@@ -204,6 +204,20 @@ if [ -n "${DATA_POOL:-}" ]; then
     cmp "$work/big" "$a/home-1/direct"
 fi
 
+section 'the store takes a rank from its server'
+server=$(holder 0)
+lost=$(grep -c 'another process may serve' "$cluster/server-$server/log" || true)
+lock=$(rados -p "$POOL" -N "failover-$$" lock info 0.lock espalier --format json)
+rados -p "$POOL" -N "failover-$$" lock break 0.lock espalier \
+    "$(jq -r '.lockers[0].cookie' <<< "$lock")" "$(jq -r '.lockers[0].name' <<< "$lock")"
+has_noticed() {
+    [ "$(grep -c 'another process may serve' "$cluster/server-$server/log")" -gt "$lost" ]
+}
+until_true has_noticed
+until_true mkdir "$a/home-1/after"
+until_true rmdir "$b/home-1/after"
+up
+
 section 'all servers are restarted, one after the other'
 mark=$(milliseconds)
 for server in 0 1 2; do

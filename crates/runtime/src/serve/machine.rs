@@ -15,6 +15,7 @@ use espalier_net::{Identity, NetError, Sender};
 use espalier_proto::{
     Accesses, ClientId, Errno, FromClient, FromServer, Ino, Rank, Reply, RequestId, Touched,
 };
+use espalier_store::Store;
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 use tokio::task::block_in_place;
@@ -318,9 +319,10 @@ impl Server {
         MachineFigures::of(inner.session_layer.meta(), inner.spans.len(), longest.unwrap_or_default())
     }
 
-    /// True if the journal has failed.
+    /// True if the journal has failed, or the lease of the store is over.
     pub fn is_broken(&self) -> bool {
-        self.lock().map_or(true, |inner| inner.session_layer.meta().broken().is_some())
+        let is_held = self.background_work.disk.store.is_held();
+        !is_held || self.lock().map_or(true, |inner| inner.session_layer.meta().broken().is_some())
     }
 
     /// The loads of all ranks, and of at most this many directories of this one.
