@@ -15,7 +15,13 @@ cleanup() {
     for mount in "$a" "$b"; do umount -f "$mount" 2> /dev/null || umount -l "$mount" 2> /dev/null || true; done
     "$bin" cluster down "$cluster" > /dev/null 2>&1 || true
     rm -rf --one-file-system "$work"
+    # Clients that were killed leave their namespaces in memory.
+    for place in "$memory"*; do
+        grep -qxF "$place" <<< "$before" || rm -rf "$place"
+    done
 }
+memory=/dev/shm/espalier-decoupled-
+before=$(echo "$memory"* | tr ' ' '\n')
 trap cleanup EXIT
 . scripts/cluster-functions.sh
 
