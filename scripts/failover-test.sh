@@ -209,7 +209,7 @@ server=$(holder 0)
 lost=$(grep -c 'another process may serve' "$cluster/server-$server/log" || true)
 lock=$(rados -p "$POOL" -N "failover-$$" lock info 0.lock espalier --format json)
 rados -p "$POOL" -N "failover-$$" lock break 0.lock espalier \
-    "$(jq -r '.lockers[0].cookie' <<< "$lock")" "$(jq -r '.lockers[0].name' <<< "$lock")"
+    "$(jq -r '.lockers[0].name' <<< "$lock")" --lock-cookie "$(jq -r '.lockers[0].cookie' <<< "$lock")"
 has_noticed() {
     [ "$(grep -c 'another process may serve' "$cluster/server-$server/log")" -gt "$lost" ]
 }
