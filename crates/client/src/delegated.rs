@@ -33,7 +33,7 @@ pub(crate) enum DataPath {
 
 /// The use of the data pool by this client.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct DataPool {
+pub(crate) struct PoolAccess {
     is_usable: bool,
     /// Number of [`Client::set_data_pool`]'s calls so far.
     pub(crate) epoch: u64,
@@ -116,7 +116,7 @@ impl Client {
 
     /// As [`Sessions::set_data_pool`](crate::Sessions::set_data_pool).
     pub(crate) fn set_data_pool(&mut self, is_usable: bool) {
-        self.data_pool = DataPool { is_usable, epoch: self.data_pool.epoch + 1 };
+        self.data_pool = PoolAccess { is_usable, epoch: self.data_pool.epoch + 1 };
         for file in self.files.values_mut() {
             if let DataPath::MetadataServer = file.data_path {
                 file.data_path = DataPath::Unknown;

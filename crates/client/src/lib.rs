@@ -31,7 +31,7 @@ use espalier_proto::{
 use hashbrown::HashMap;
 use rustc_hash::FxBuildHasher;
 
-use delegated::{DataPath, DataPool};
+use delegated::{DataPath, PoolAccess};
 use locations::Locations;
 
 pub use cache::{Binding, Cache, CacheCounts, Changes, Term, Users};
@@ -361,7 +361,7 @@ pub struct Client {
     pub can_pass_through: bool,
     /// The frontend can send requests to data servers.
     pub can_ask_data_servers: bool,
-    pub(crate) data_pool: DataPool,
+    pub(crate) data_pool: PoolAccess,
     /// A server executes stream I/O. It checks permission in the same step, and it executes appends
     /// exactly once, even if they are sent again.
     pub is_served: bool,

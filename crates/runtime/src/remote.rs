@@ -88,8 +88,8 @@ struct Inner<T> {
 
 impl<D: Frontend> Remote<D> {
     /// Creates the sessions for the cluster of the server that sent `first`. Requests to data
-    /// servers use `servers`, in tasks of the current runtime. `pool`: the data pool, if this client
-    /// uses it.
+    /// servers use `servers`, in tasks of the current runtime. `pool`: the data pool, if this
+    /// client uses it.
     pub fn new(
         frontend: D,
         cache: Cache,

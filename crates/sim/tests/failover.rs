@@ -41,8 +41,8 @@ fn standby_fences_paused_server() {
     }
 }
 
-/// A standby that starts while the other server is paused has never been connected to it, so it does
-/// not notice that it ends.
+/// A standby that starts while the other server is paused has never been connected to it, so it
+/// does not notice that it ends.
 #[test]
 fn server_that_starts_during_a_pause_waits_for_the_silence() {
     let faults = "pause = { at = [\"6 s\"], for = \"20 s\", nodes = [0] }\n\

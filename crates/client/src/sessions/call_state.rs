@@ -34,7 +34,7 @@ pub(super) struct CallState {
     pub interrupted: bool,
     /// The delegation of the operation on data servers or in the data pool that the call waits for.
     pub delegation: Option<Arc<Delegation>>,
-    /// [`DataPool::epoch`](crate::delegated::DataPool) when a delegation was last requested.
+    /// [`PoolAccess::epoch`](crate::delegated::PoolAccess) when a delegation was last requested.
     pub pool_epoch: u64,
     pub data: DataLease,
     pub confirmation: Confirmation,

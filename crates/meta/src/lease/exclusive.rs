@@ -85,8 +85,8 @@ impl Meta {
         self.revoke_exclusive_of(cx, None)
     }
 
-    /// Revokes the exclusive leases of a client that has the number of an unknown inode in its pool:
-    /// it may have acknowledged the creation.
+    /// Revokes the exclusive leases of a client that has the number of an unknown inode in its
+    /// pool: it may have acknowledged the creation.
     pub(crate) fn revoke_for_number(&mut self, cx: &mut Cx<'_>, ino: Ino) -> Step<()> {
         if self.leases.is_none() || self.state.inodes.contains_key(&ino) {
             return Ok(());

@@ -25,8 +25,8 @@ impl Meta {
     ) -> Step<Reply> {
         let inode = self.state.inode(ino)?;
         check_not(inode, InodeFlags::of_fixed_bytes(discards))?;
-        // A client that has just made the file has not opened it, and one that has reclaimed it after
-        // its session's end has opened it before the last close.
+        // A client that has just made the file has not opened it, and one that has reclaimed it
+        // after its session's end has opened it before the last close.
         let is_marked = self.state.size_dirty.is_marked(ino, self.journal.durable);
         if inode.layout().is_some() || inode.is_streamed() && !is_marked {
             self.mark_size_dirty(cx, ino)?;

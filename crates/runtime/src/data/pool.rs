@@ -36,7 +36,8 @@ impl ClientPool {
     }
 
     /// Connects anew, with another address, after a server has fenced the client: its session had
-    /// expired. `fenced`: the connection that was fenced. No effect if another call has replaced it.
+    /// expired. `fenced`: the connection that was fenced. No effect if another call has replaced
+    /// it.
     ///
     /// # Errors
     /// As [`Self::open`].

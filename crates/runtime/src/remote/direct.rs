@@ -1,5 +1,5 @@
-//! Direct access of a client to data servers or to the data pool, under capabilities of the metadata
-//! server.
+//! Direct access of a client to data servers or to the data pool, under capabilities of the
+//! metadata server.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -130,7 +130,7 @@ impl<D: Frontend> Remote<D> {
         let (Some(pool), Work::Stream(io)) = (self.direct.pool.clone(), work) else { return None };
         // Streams are in the store of the rank that has issued the capability.
         let (rank, remote) = (Rank(capability.server.0), self.own.clone());
-        // The connection for which the capability was given, also if the client is fenced meanwhile.
+        // The connection for which the capability was given, also if it is fenced meanwhile.
         let streams = pool.streams();
         let task = self.direct.runtime.spawn_blocking(move || {
             let outcome = match data::execute(&streams, rank, &io, &data) {

@@ -15,9 +15,9 @@ pub const CAPABILITY: &[u8] = b"security.capability";
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cause {
     Bytes,
-    /// A step that removes no set-id bits. A write whose caller lacks `CAP_FSETID` has one after the
-    /// one that removes both. A truncation has one first, as in Linux: if it is refused then, it
-    /// has removed the capability only.
+    /// A step that removes no set-id bits. A write whose caller lacks `CAP_FSETID` has one after
+    /// the one that removes both. A truncation has one first, as in Linux: if it is refused then,
+    /// it has removed the capability only.
     Capability,
     /// `truncate(2)`, which overlayfs is spared while it copies a file.
     Truncation,

@@ -1,5 +1,5 @@
-//! Streams of a data pool, as clients use them that have a key for the pool. The servers use them at
-//! the same time.
+//! Streams of a data pool, as clients use them that have a key for the pool. The servers use them
+//! at the same time.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -1,6 +1,6 @@
 //! One stream: its bytes in objects of 4 MiB, from which its size follows, so that several clients
-//! may write it at once. The first object exists as long as the stream. Which others there may be is
-//! recorded in a *head* object before they are made.
+//! may write it at once. The first object exists as long as the stream. Which others there may be
+//! is recorded in a *head* object before they are made.
 
 use std::ops::Range;
 
@@ -54,7 +54,7 @@ struct KnownHead {
 
 /// What follows from a stream's head and objects.
 #[derive(Clone, Copy)]
-struct Measured {
+struct StreamExtent {
     size: u64,
     mtime: Time,
     /// The first object has bytes.
@@ -67,7 +67,7 @@ pub(super) struct Stream {
     /// The last known head. If the stream is shared, others may have recorded more chunks since.
     head: Option<KnownHead>,
     /// Unless the stream is shared, what is known of it.
-    measured: Option<Measured>,
+    measured: Option<StreamExtent>,
     /// The first object is known to exist.
     exists: bool,
     /// Writes in flight.
@@ -268,7 +268,7 @@ impl Stream {
     /// Size, mtime and blocks.
     pub fn stat<E: Engine>(&mut self, at: &StreamPlace<'_, E>) -> Result<StreamStat, StoreError> {
         let Some(measured) = self.measure(at)? else { return Ok(StreamStat::default()) };
-        let Measured { size, mtime, .. } = measured;
+        let StreamExtent { size, mtime, .. } = measured;
         let bytes =
             |run: &Range<u64>| (run.end * CHUNK_BYTES).min(size).saturating_sub(run.start * CHUNK_BYTES);
         let blocks = self.data(at, measured)?.iter().map(bytes).sum::<u64>().div_ceil(512);
@@ -282,7 +282,7 @@ impl Stream {
 
     /// Examines the recorded objects from the last one back until one has bytes. `None`: there is
     /// no stream.
-    fn measure<E: Engine>(&mut self, at: &StreamPlace<'_, E>) -> Result<Option<Measured>, StoreError> {
+    fn measure<E: Engine>(&mut self, at: &StreamPlace<'_, E>) -> Result<Option<StreamExtent>, StoreError> {
         if self.measured.is_some() {
             return Ok(self.measured);
         }
@@ -314,7 +314,7 @@ impl Stream {
         };
         let latest = latest.max(first.mtime);
         let set = head.mtime.filter(|set| latest <= set.since);
-        let measured = Measured {
+        let measured = StreamExtent {
             size: end.max(first.size).max(head.size),
             mtime: set.map_or(latest, |set| set.mtime),
             has_first: first.size > 0,
@@ -328,7 +328,7 @@ impl Stream {
     fn data<E: Engine>(
         &mut self,
         at: &StreamPlace<'_, E>,
-        measured: Measured,
+        measured: StreamExtent,
     ) -> Result<Vec<Range<u64>>, StoreError> {
         let mut chunks = self.head(at)?.head.chunks.clone();
         if !measured.has_first {
@@ -351,7 +351,7 @@ impl Stream {
         let (end, now) = (end_of(offset, data.len() as u64)?, at.engine.now());
         self.prepare(at, offset..end, now)?;
         self.writes.extend(at.submit(offset, data, now));
-        if let Some(Measured { size, mtime, has_first }) = &mut self.measured {
+        if let Some(StreamExtent { size, mtime, has_first }) = &mut self.measured {
             (*size, *mtime) = (end.max(*size), now);
             *has_first |= offset < CHUNK_BYTES;
         }
@@ -442,7 +442,7 @@ impl Stream {
 
     fn store_mtime<E: Engine>(&mut self, at: &StreamPlace<'_, E>, set: SetMtime) -> Result<(), StoreError> {
         self.change_head(at, |head| head.mtime = Some(set))?;
-        if let Some(Measured { mtime, .. }) = &mut self.measured {
+        if let Some(StreamExtent { mtime, .. }) = &mut self.measured {
             *mtime = set.mtime;
         }
         Ok(())
@@ -515,8 +515,8 @@ impl Stream {
         self.change_head(at, |head| insert(&mut head.chunks, wanted.clone()))
     }
 
-    /// Keeps the mtime right where the time of the bytes does not suffice: after it was set, and in a
-    /// stream with more objects than are examined, there to the second.
+    /// Keeps the mtime right where the time of the bytes does not suffice: after it was set, and in
+    /// a stream with more objects than are examined, there to the second.
     fn note_write<E: Engine>(&mut self, at: &StreamPlace<'_, E>, now: Time) -> Result<(), StoreError> {
         if at.shared && self.head.as_ref().is_some_and(|known| known.known_at.secs != now.secs) {
             // Others may have made the stream longer.

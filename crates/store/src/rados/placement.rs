@@ -19,8 +19,8 @@ struct ObjectPlace {
     pgid: String,
 }
 
-/// Names in the namespace whose objects would be in all placement groups of the pool. `command`: asks
-/// the monitors.
+/// Names in the namespace whose objects would be in all placement groups of the pool. `command`:
+/// asks the monitors.
 pub(super) fn objects(
     pool: &str,
     namespace: &str,
@@ -61,6 +61,7 @@ fn ask<T: DeserializeOwned>(
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
 
