@@ -330,6 +330,20 @@ fn listing_of_partitioned_directory_spans_instants() {
     assert!(!run.ends(listing_names, Ok(listing(&[("h", 3)]))));
 }
 
+/// Its fragments do not learn of a `chmod` after the removal.
+#[test]
+fn removed_partitioned_directory_may_refuse_lookups() {
+    let refused = |splits| {
+        let mut run = Run { checker: Checker::new(Rules { splits, ..RULES }), ..Run::new() };
+        let removal = Request::RmDir { dir: Ino::ROOT, name: name("d"), time: None };
+        assert!(run.did(mkdir(1, "d"), Ok(dir(2))) && run.did(Call::Request(removal), Ok(Answer::Done)));
+        run.creds = CallerCreds::new(1001, 100);
+        let lookup = Request::Lookup { dir: Ino(2), name: name("f") };
+        run.did(Call::Request(lookup), Err(Errno::EACCES))
+    };
+    assert!(refused(true) && !refused(false));
+}
+
 #[test]
 fn directories_are_not_moved_into_each_other() {
     let mut run = Run::new();
