@@ -329,6 +329,29 @@ fn walk_of_nested_directories_fetches_first_children_ahead() {
 }
 
 #[test]
+fn walks_of_the_same_directories_request_each_page_once() {
+    let mut mount = WalkedTree::flat(10);
+    let (dirs, below) = (mount.dirs(), [21, 24].map(|number| ino(number, true)));
+    mount.tree.insert(dirs[2], below.into());
+    mount.tree.extend(below.map(|dir| (dir, Vec::new())));
+    mount.begin_walk();
+    // A second walk is at the third directory when the page of that arrives for the first walk,
+    // which then needs those of its subdirectories.
+    let list = |dir| Request::ReadDir { dir, after: 0, limit: ROOM, plus: true };
+    let ahead = std::mem::take(&mut mount.requests);
+    let call = mount.call(list(Ino::ROOT));
+    mount.answer(call).expect("a listing");
+    mount.requests.extend(ahead);
+    let call = mount.call(list(dirs[2]));
+    for _ in 0..10 {
+        mount.round_trip();
+    }
+    assert!(matches!(mount.answer(call), Ok(Answer::Listing { entries, .. }) if entries.len() == 2));
+    assert!(below.iter().all(|dir| mount.listed.contains(dir)), "{:?}", mount.listed);
+    assert_eq!((repeated(&mount.listed), mount.requests.len()), (vec![Ino::ROOT], 0));
+}
+
+#[test]
 fn listing_without_a_walk_fetches_nothing_ahead() {
     let mut mount = WalkedTree::flat(20);
     let dirs = mount.dirs();

@@ -106,6 +106,15 @@ struct DirAhead {
     dirs: Vec<Ino>,
 }
 
+/// A first page to fetch.
+struct WantedPage {
+    /// Place of the walk that needs it.
+    walk: usize,
+    dir: Ino,
+    caller: Caller,
+    limit: u32,
+}
+
 /// A caller lists a directory.
 struct DirVisit {
     caller: Caller,
@@ -240,24 +249,25 @@ impl<T> Walks<T> {
         self.walks.iter_mut().find(is_at)
     }
 
-    /// The first pages to fetch.
-    fn take_wanted(&mut self) -> Vec<(Ino, Caller, u32)> {
+    /// The first pages to fetch, each for one walk.
+    fn take_wanted(&mut self) -> Vec<WantedPage> {
         if !core::mem::take(&mut self.is_due) {
             return Vec::new();
         }
-        let due = self.walks.iter().filter(|walk| walk.is_due());
-        let wanted = due.flat_map(|walk| {
-            let is_new =
-                |dir: &Ino| !self.requested.contains(dir) && walk.ahead.iter().all(|ahead| ahead.dir != *dir);
-            let dirs = walk.next().into_iter().filter(is_new).take(MOST_AHEAD - walk.ahead.len());
-            dirs.map(|dir| (dir, walk.caller.clone(), walk.limit))
-        });
-        wanted.collect()
+        let ahead = self.walks.iter().flat_map(|walk| &walk.ahead).map(|ahead| ahead.dir);
+        let mut fetched: BTreeSet<Ino> = self.requested.iter().copied().chain(ahead).collect();
+        let mut wanted = Vec::new();
+        for (at, walk) in self.walks.iter().enumerate().filter(|(_, walk)| walk.is_due()) {
+            let new = walk.next().into_iter().filter(|dir| fetched.insert(*dir));
+            let page = |dir| WantedPage { walk: at, dir, caller: walk.caller.clone(), limit: walk.limit };
+            wanted.extend(new.take(MOST_AHEAD - walk.ahead.len()).map(page));
+        }
+        wanted
     }
 
-    fn requests(&mut self, dir: Ino) {
+    fn requests(&mut self, dir: Ino, walk: usize) {
         self.requested.insert(dir);
-        let walk = self.walks.iter_mut().rev().find(|walk| walk.next().contains(&dir));
+        let walk = self.walks.get_mut(walk);
         walk.into_iter().for_each(|walk| walk.ahead.push(DirAhead { dir, dirs: Vec::new() }));
     }
 }
@@ -412,7 +422,7 @@ impl<T> Sessions<T> {
     }
 
     fn fetch_ahead(&mut self, now: u64, actions: &mut Actions<T>) {
-        for (dir, caller, limit) in self.walks.take_wanted() {
+        for WantedPage { walk, dir, caller, limit } in self.walks.take_wanted() {
             let mut call = Call::Request(Request::ReadDir { dir, after: 0, limit, plus: true });
             self.route(&mut call);
             let Some(page) = Page::of(&call) else { continue };
@@ -421,7 +431,7 @@ impl<T> Sessions<T> {
             if !is_ready || !self.cache.holds(dir) || self.is_blocked(now, &call) {
                 continue;
             }
-            self.walks.requests(dir);
+            self.walks.requests(dir, walk);
             self.walks.counts.requested += 1;
             self.cache.pin(dir);
             let incoming = IncomingCall { call_id: 0, caller, call, ticket: Waiter::Ahead(dir) };
