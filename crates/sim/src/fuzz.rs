@@ -34,7 +34,7 @@ use crate::observe::Mutator;
 use crate::process::Program;
 use crate::scenario::{Caching, Scenario, ScenarioError};
 use crate::time::Nanos;
-use crate::world::{RunError, World};
+use crate::world::{PoolCounts, RunError, World};
 use handles::Exported;
 use random_calls::{Habits, RandomCaller};
 use scenario::Case;
@@ -79,6 +79,8 @@ pub struct Passed {
     pub splits_by_requests: u64,
     /// Number of first pages of directories that were fetched ahead and read.
     pub pages_read_ahead: u64,
+    /// Operations of clients on the data pool.
+    pub pool_counts: PoolCounts,
 }
 
 /// The scenario of a seed, in the format of [`crate::Scenario`].
@@ -111,6 +113,7 @@ pub fn can_show(seed: u64, what: Mutation) -> bool {
         Mutation::RenumberedFragments => has(|case| !case.scenario.cluster.joins.is_empty()),
         Mutation::CopiedStore => has(|case| !case.scenario.cluster.leaves.is_empty()),
         Mutation::RepeatedForward => has(|case| case.scenario.policy.0.dir_forward() == Some(true)),
+        _ if what.is_of_data_pool() => has(|case| case.scenario.cluster.direct),
         Mutation::TrustedStandby => has(|case| case.scenario.cluster.standby_replay),
         Mutation::UninheritedSetting => has(|case| case.live.is_some()),
         _ => what.skipped().is_none() || failover::is_in(seed),
@@ -233,10 +236,11 @@ fn run_with_observer(case: &Case, mut eyes: Eyes, mutator: &mut dyn Mutator) -> 
     if !findings.is_empty() {
         return Err(RunFailure::Unclean(findings));
     }
-    let pages_read_ahead = world.pages_read_ahead();
+    let (pages_read_ahead, pool_counts) = (world.pages_read_ahead(), world.pool_counts());
     let watch = watch.borrow();
     Ok(Passed {
         pages_read_ahead,
+        pool_counts,
         answers: watch.checker.checked(),
         given_up: watch.checker.has_given_up(),
         taken_over: watch.taken_over(),

@@ -12,7 +12,7 @@ use espalier_meta::{Event, InoRecord, Io, IoDone, Load, PeerMessage, StreamCall,
 use espalier_policy::Key;
 use espalier_proto::{
     Caller, DataReply, DataRequest, Errno, FileType, FromClient, FromData, FromServer, Ino, Lease, Position,
-    Reply, Request, RequestId, SetAttr, ToData, Touched,
+    Reply, Request, RequestId, SetAttr, StreamStat, ToData, Touched,
 };
 
 use crate::check::CAPABILITY;
@@ -144,13 +144,17 @@ pub enum Mutation {
     /// Ranks answer no request after their balancers have decided; the first three decisions of a
     /// run have no effect.
     BlockingDecision,
+    /// Sessions end before their clients are fenced in the data pool.
+    UnfencedClient,
+    /// The sizes of files that clients have written are not measured.
+    UnmeasuredFile,
 }
 
 /// Bytes of the sequence number at the start of a frame.
 const SEQUENCE: usize = 8;
 
 impl Mutation {
-    pub const ALL: [Self; 60] = [
+    pub const ALL: [Self; 62] = [
         Self::IgnoredRevocation,
         Self::UnwrittenJournal,
         Self::UnsyncedJournal,
@@ -211,11 +215,18 @@ impl Mutation {
         Self::IgnoredBudget,
         Self::KeptListing,
         Self::BlockingDecision,
+        Self::UnfencedClient,
+        Self::UnmeasuredFile,
     ];
 
     /// True if the mutant breaks a rule of balancers.
     pub fn is_of_balancers(self) -> bool {
         matches!(self, Self::IgnoredDwell | Self::IgnoredBudget | Self::BlockingDecision)
+    }
+
+    /// True if the mutant breaks a rule of clients that use the data pool.
+    pub fn is_of_data_pool(self) -> bool {
+        matches!(self, Self::UnfencedClient | Self::UnmeasuredFile)
     }
 
     /// The step of failover that the mutant leaves out.
@@ -578,6 +589,11 @@ impl Mutator for Mutant {
             (Mutation::UnfilledStream, Io::Stream(StreamCall::Fill { bytes, .. }, _)) => {
                 *bytes = vec![0; bytes.len()].into();
                 None
+            }
+            (Mutation::UnfencedClient, Io::Admit { .. }) => Some(Ok(IoDone::Admitted)),
+            (Mutation::UnmeasuredFile, Io::Stream(StreamCall::Measure(files), _)) => {
+                let stat = |(_, size): &(_, u64)| StreamStat { size: *size, ..StreamStat::default() };
+                Some(Ok(IoDone::Stream(StreamDone::Stats(files.iter().map(stat).collect()))))
             }
             (Mutation::UnremovedStream, Io::Stream(StreamCall::Remove { .. }, _)) => {
                 Some(Ok(IoDone::Stream(StreamDone::Done)))

@@ -70,6 +70,8 @@ pub struct Cluster {
     pub servers: u16,
     /// If `servers` share a store: bytes of big files are in an erasure-coded pool of their own.
     pub data_pool: bool,
+    /// With `data_pool`: clients read and write that pool themselves, except each third one.
+    pub direct: bool,
     /// How many of `servers` start only when the others hold all ranks.
     pub standbys: u16,
     /// Standbys follow the journals of ranks that others serve.
@@ -125,6 +127,11 @@ impl Cluster {
         are_there && leaves.is_sorted_by_key(|leave| leave.at) && (leaves.is_empty() || *servers == 0)
     }
 
+    /// True if a client reads and writes the data pool itself.
+    pub fn is_direct(&self, client: u32) -> bool {
+        self.direct && client % 3 != 1
+    }
+
     /// Number of ranks at the beginning.
     pub fn first_ranks(&self) -> u16 {
         self.ranks.saturating_sub(self.joins.len() as u16)
@@ -139,6 +146,7 @@ impl Default for Cluster {
             leaves: Vec::new(),
             servers: 0,
             data_pool: false,
+            direct: false,
             standbys: 0,
             standby_replay: false,
             data: 0,
@@ -302,6 +310,7 @@ impl Scenario {
             ranks,
             servers,
             data_pool,
+            direct,
             standbys,
             data,
             clients,
@@ -332,6 +341,7 @@ impl Scenario {
             (servers == 0 || ranks <= 64, "[cluster] ranks", "at most 64 with `servers`"),
             (servers == 0 || data == 0, "[cluster] data", "0 with `servers`"),
             (!data_pool || servers > 0, "[cluster] data_pool", "with `servers` only"),
+            (!direct || data_pool, "[cluster] direct", "with `data_pool` only"),
             (standbys == 0 || standbys < servers, "[cluster] standbys", "less than `servers`"),
             (
                 servers == 0 || self.cluster.durability == Durability::Durable,

@@ -341,8 +341,12 @@ impl Storage {
                 Ok(IoDone::Published { used: self.journal.used() })
             }
             Io::Yield | Io::Rest | Io::WriteDelay => Ok(IoDone::Paused),
+            // Servers that share a store have no data servers.
+            Io::Admit { ending, .. } => {
+                self.store.fence_clients(&ending).map(|()| IoDone::Admitted).map_err(|error| error.errno())
+            }
             // These do not concern a store.
-            Io::Groups { .. } | Io::Admit { .. } | Io::Decide(_) => Err(Errno::EIO),
+            Io::Groups { .. } | Io::Decide(_) => Err(Errno::EIO),
         }
     }
 

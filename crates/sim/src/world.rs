@@ -43,6 +43,7 @@ use crate::storage::StorageError;
 use crate::time::Nanos;
 use crate::trace::{Replay, TraceError};
 pub use client::FIRST as FIRST_CLIENT;
+pub use client::PoolCounts;
 use client::{Reached, SimClient};
 use data::DataServer;
 use end::RunStage;
@@ -67,6 +68,7 @@ pub struct World<'o> {
     balancer: Option<BalancerPolicy>,
     data: Vec<DataServer>,
     clients: Vec<SimClient>,
+    pool_counts: PoolCounts,
     faults: Faults,
     crews: Vec<RunningProcesses>,
     replays: Vec<(PathBuf, Replay)>,
@@ -183,6 +185,7 @@ impl<'o> World<'o> {
             balancer: scenario.balancer.policy(&scenario.dir)?,
             data: (0..cluster.data).map(data).collect::<Result<_, _>>()?,
             clients: (0..cluster.clients).map(client).collect(),
+            pool_counts: PoolCounts::default(),
             faults: Faults::new(&scenario.faults, seed),
             crews: Vec::new(),
             replays: Vec::new(),
@@ -232,6 +235,11 @@ impl<'o> World<'o> {
     /// Number of first pages of directories that were fetched ahead and read.
     pub fn pages_read_ahead(&self) -> u64 {
         self.clients.iter().map(|client| client.walk_counts().read).sum()
+    }
+
+    /// Operations of clients on the data pool.
+    pub fn pool_counts(&self) -> PoolCounts {
+        self.pool_counts
     }
 
     /// Processes at most `events` events. After an error only [`Self::report`] is valid.
@@ -480,6 +488,12 @@ impl<'o> World<'o> {
             SimEvent::StoreRequest { process, start, request } => {
                 self.store_request(process, start, request);
             }
+            SimEvent::OpenPool { client } => self.open_pool(client),
+            SimEvent::PoolRequest { client, request } => self.pool_request(client, request),
+            SimEvent::PoolReplied { client, request, result } => {
+                self.clients[client as usize].pool_replied(&mut self.fabric, request, result);
+                self.after_client(client as usize);
+            }
             SimEvent::StartProcess { process } => self.start_process(process),
             SimEvent::SetBalancer => self.set_balancer(),
             SimEvent::Join { rank } => self.join(rank)?,
@@ -657,6 +671,7 @@ fn config(scenario: &Scenario, rank: u16, striping: Option<Striping>) -> Config 
         session_ms: millis(cluster.session),
         lease_ms: millis(cluster.lease),
         striping,
+        data_pool: cluster.data_pool,
         policy: scenario.policy.0.clone(),
         rank: Rank(rank),
         ranks: cluster.first_ranks().max(rank + 1),

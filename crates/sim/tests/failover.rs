@@ -196,6 +196,51 @@ fn mutants_of_failover_are_detected() {
     assert!(missed.is_empty(), "{missed:?}");
 }
 
+/// As [`scenario`], with four clients of which all but one use the data pool themselves. Sessions
+/// end soon.
+fn direct_scenario(seed: u64, faults: &str) -> String {
+    let pool = format!("data_pool = {}\n", seed % 2 == 1);
+    let text = scenario(seed, faults).replace(&pool, "data_pool = true\ndirect = true\n");
+    text.replace("clients = 3\n", "clients = 4\n").replace("session = \"30 s\"", "session = \"5 s\"")
+}
+
+/// Clients lose servers for longer than their sessions last, and servers are killed meanwhile.
+const CUT_OFF: &str = "partition = { at = [\"5 s\", \"14 s\", \"23 s\"], for = \"7 s\" }\n\
+    crash = { at = [\"7 s\", \"16 s\"], for = \"2 s\" }\n";
+/// As in `CUT_OFF`, with requests to the pool that wait for OSDs.
+const LATE: &str = "partition = { at = [\"5 s\", \"14 s\", \"23 s\"], for = \"7 s\" }\n\
+    osd_down = { every = \"2 s\", for = \"5 s\" }\n";
+
+#[test]
+fn clients_use_the_data_pool_until_they_are_fenced() {
+    let (mut executed, mut refused) = (0, 0);
+    for seed in 0..3 {
+        for faults in [CUT_OFF, LATE, PAUSED, KILLED] {
+            let text = direct_scenario(seed, faults);
+            let (result, lines) = fuzz::run_scenario(&text, &mut ());
+            let passed = result.unwrap_or_else(|failure| panic!("{failure}\n{}\n{text}", lines.join("\n")));
+            executed += passed.pool_counts.executed;
+            refused += passed.pool_counts.refused;
+        }
+    }
+    eprintln!("{executed} operations on the data pool, {refused} refused");
+    assert!(executed > 1000 && refused > 0, "{executed} {refused}");
+}
+
+#[test]
+fn mutants_of_the_data_pool_are_detected() {
+    const CUT_OFF: &str = "partition = { at = [\"5 s\"], for = \"24 s\" }\n";
+    // The first one shows only if another client has cached what a client writes that was cut off.
+    for (mutation, enough) in [(Mutation::UnfencedClient, 60), (Mutation::UnmeasuredFile, ENOUGH)] {
+        let is_caught = |seed: &u64| {
+            fuzz::run_scenario(&direct_scenario(*seed, CUT_OFF), &mut Mutant::new(mutation)).0.is_err()
+        };
+        let caught = (0..enough).find(is_caught);
+        eprintln!("{mutation:?} is found out by seed {caught:?}");
+        assert!(caught.is_some(), "{mutation:?}");
+    }
+}
+
 #[test]
 fn random_clusters_fail_over() {
     let number = |name: &str| std::env::var(name).ok().map(|text| text.parse().unwrap());

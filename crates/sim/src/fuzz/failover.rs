@@ -32,7 +32,9 @@ pub fn text(seed: u64, strip: u64, calm: u64, random: &mut Random) -> String {
         say("standby_replay = true".into());
     }
     say(format!("ranks = {}", random.random_range(1..=4)));
-    say(format!("data_pool = {}", Seed(seed).random("fuzz data pool", 0).random::<bool>()));
+    let has_data_pool = Seed(seed).random("fuzz data pool", 0).random::<bool>();
+    let is_direct = has_data_pool && Seed(seed).random("fuzz direct", 0).random_range(0..3) > 0;
+    say(format!("data_pool = {has_data_pool}\ndirect = {is_direct}"));
     say(format!("clients = {}", random.random_range(2..=4)));
     say("durability = \"durable\"".into());
     say(format!("session = \"{}\"", one_of(random, &["5 s", "20 s", "30 s"])));
@@ -62,12 +64,18 @@ pub fn text(seed: u64, strip: u64, calm: u64, random: &mut Random) -> String {
         ("cut", &["2 s"], &["10 ms"]),
         ("client_crash", &["15 s"], &["10 ms"]),
     ];
+    let mut is_parted = false;
     for (at, (kind, every, lasts)) in kinds.into_iter().enumerate() {
         // The first three kinds are the likeliest.
         if random.random_bool(if at < 3 { 0.6 } else { 0.25 }) {
+            is_parted |= kind == "partition";
             let (every, lasts) = (one_of(random, every), one_of(random, lasts));
             say(format!("{kind} = {{ every = {{ exponential = \"{every}\" }}, for = \"{lasts}\" }}"));
         }
+    }
+    if is_direct && !is_parted {
+        // Clients that are cut off go on until they are fenced.
+        say("partition = { every = { exponential = \"10 s\" }, for = \"20 s\" }".into());
     }
     let mut osds = Seed(seed).random("fuzz osds", 0);
     if osds.random_bool(0.4) {

@@ -1,5 +1,7 @@
 //! A client node: its sessions and its processes.
 
+mod data;
+mod data_pool;
 mod leaving;
 mod routes;
 
@@ -7,8 +9,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use espalier_client::{
-    Actions, Answer, Cache, Call, DataOperation, DataOutcome, FrontendEvent, IncomingCall, Sessions, Users,
-    WalkCounts,
+    Actions, Answer, Cache, Call, FrontendEvent, IncomingCall, Sessions, Users, WalkCounts,
 };
 use espalier_proto::{
     Accesses, Caller, ClientId, ClusterId, Errno, FromClient, FromServer, Hello, Ino, Layout, Lease, Rank,
@@ -19,6 +20,7 @@ use espalier_timeline::{Id, NodeId};
 use rand::Rng;
 
 use crate::clock::Clock;
+use crate::disk::DiskModel;
 use crate::message::Message;
 use crate::model::Work;
 use crate::node::NodeNumbers;
@@ -30,7 +32,7 @@ use crate::source::Done;
 use crate::station::{Arrived, Station};
 use crate::storage::Loss;
 use crate::time::Nanos;
-use crate::world::data_calls::{DataCallEvent, DataCalls, DataClient};
+use crate::world::data_calls::{DataCalls, DataClient};
 use crate::world::event::SimEvent;
 use crate::world::fabric::{Fabric, WireId};
 use crate::world::line::Line;
@@ -39,6 +41,8 @@ use crate::world::server::host_of;
 use crate::world::spans::place_of;
 use crate::world::switches::SwitchCosts;
 use crate::world::ttl_cache::TtlCache;
+use data_pool::DirectAccess;
+pub use data_pool::{PoolCounts, PoolRequest};
 use routes::{Resolved, Routes};
 
 /// Number of the first client; smaller numbers are reserved for the machines.
@@ -103,6 +107,8 @@ pub struct SimClient {
     lines: BTreeMap<Rank, Line>,
     /// Requests to data servers, with their numbers in the sessions.
     data_calls: DataCalls<DataTicket>,
+    /// The data pool of the servers' store, if the client uses it itself.
+    direct: Option<DirectAccess>,
     pub slots: Vec<ProcessSlot>,
     calls: u64,
     cpu: Station<ClientJob>,
@@ -152,6 +158,9 @@ impl SimClient {
             actions: Actions::default(),
             lines: BTreeMap::new(),
             data_calls: DataCalls::new((node, place_of(id)), numbers.first_data(), false),
+            direct: scenario.cluster.is_direct(index).then(|| {
+                DirectAccess::new(DiskModel::new(&scenario.disk, seed.random("client's store", number)))
+            }),
             slots: Vec::new(),
             calls: 0,
             cpu: Station::new(1),
@@ -194,6 +203,9 @@ impl SimClient {
         fabric.after(first, SimEvent::Tick { node: self.node, start: 0 });
         if let Some(routes) = &mut self.routes {
             routes.begin(fabric, self.node);
+        }
+        if self.direct.is_some() {
+            fabric.after(Nanos::ZERO, SimEvent::OpenPool { client: self.index });
         }
         for process in 0..self.slots.len() as u32 {
             fabric.after(Nanos::ZERO, SimEvent::Resume { client: self.index, process });
@@ -494,38 +506,6 @@ impl SimClient {
         }
     }
 
-    fn ask_data_servers(&mut self, fabric: &mut Fabric<'_>, ask: DataOperation) {
-        let DataOperation { number, delegation, work, data, held } = ask;
-        let Some(layout) = delegation.layout.as_ref().map(Arc::clone) else { return };
-        for server in layout.servers() {
-            self.data_calls.reach(fabric, DataClient::Client(self.id), *server);
-        }
-        let capability = Some(delegation.capability);
-        let cause = self.sessions.call_of_data(number).filter(|_| fabric.traces());
-        let causes = cause.map(|call| self.called(call)).into_iter().collect();
-        let purpose = (number, held);
-        if let Some(reached) =
-            self.data_calls.stream(fabric, purpose, layout, (work, data), capability, causes)
-        {
-            self.data_completed(fabric, reached);
-        }
-    }
-
-    /// Handles a result from data servers.
-    fn data_completed(&mut self, fabric: &mut Fabric<'_>, reached: DataCallEvent<DataTicket>) {
-        if let DataCallEvent::Streamed { purpose: (number, held), result } = reached {
-            drop(held);
-            let outcome = result.map_or(DataOutcome::Stale, DataOutcome::Done);
-            let (now, fails) = (self.now(fabric), matches!(outcome, DataOutcome::Done(Err(_))));
-            let call = self.sessions.call_of_data(number);
-            let acknowledged_writeback = call.filter(|call| self.sessions.is_acknowledged(*call));
-            self.sessions.data_completed(now, number, outcome, &mut self.actions);
-            if let Some(call) = acknowledged_writeback.filter(|call| !self.sessions.is_acknowledged(*call)) {
-                fabric.observer.write_behind_completed(fabric.now, self.index, call, fails);
-            }
-        }
-    }
-
     /// Connects to ranks that are needed for the first time.
     fn connect_needed(&mut self, fabric: &mut Fabric<'_>) {
         if !self.leaves && self.sessions.needed().len() > self.lines.len() {
@@ -598,7 +578,7 @@ impl SimClient {
         match message {
             Message::FromData(message) => {
                 if let Some(reached) = self.data_calls.received(fabric, from, wire, message) {
-                    self.data_completed(fabric, reached);
+                    self.reached_data(fabric, reached);
                     self.advance(fabric);
                 }
                 return;

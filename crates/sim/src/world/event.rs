@@ -1,13 +1,13 @@
 //! Events of a world.
 
 use espalier_meta::IoId;
-use espalier_proto::Rank;
+use espalier_proto::{Errno, Rank, Reply};
 
 use crate::faults::FaultKind;
 use crate::message::Message;
 use crate::observe::Node;
 use crate::time::Nanos;
-use crate::world::client::ClientJob;
+use crate::world::client::{ClientJob, PoolRequest};
 use crate::world::data::{DataDiskJob, DataJob};
 use crate::world::fabric::WireId;
 use crate::world::failover::{ProcessEvent, StoreRequest};
@@ -123,6 +123,21 @@ pub enum SimEvent {
         process: u32,
         start: u64,
         request: StoreRequest,
+    },
+    /// A client opens the data pool of the shared store.
+    OpenPool {
+        client: u32,
+    },
+    /// A client's request reaches the data pool.
+    PoolRequest {
+        client: u32,
+        request: PoolRequest,
+    },
+    /// The reply of the data pool; `None`: the client is fenced.
+    PoolReplied {
+        client: u32,
+        request: PoolRequest,
+        result: Option<Result<Reply, Errno>>,
     },
     /// A server's process starts.
     StartProcess {

@@ -17,7 +17,7 @@ use std::sync::Arc;
 use espalier_meta::failover::{
     Action, Failover, Input, InstanceId, ServerEntry, ServerState, StopReason, Timing,
 };
-use espalier_proto::{Ino, Rank, ServerMap, Welcome};
+use espalier_proto::{Ino, Rank, ServerMap, Time, Welcome};
 use espalier_standby::{Follow, Follower};
 use espalier_store::{Engine, MemoryEngine, Superblock};
 
@@ -84,6 +84,8 @@ pub struct FailoverCluster {
     /// The last of the servers start when the others hold all ranks.
     standbys: u32,
     instances: u64,
+    /// Time until which nobody reaches the store.
+    down_until: Nanos,
 }
 
 /// A server, whose process may run or not.
@@ -145,6 +147,7 @@ impl FailoverCluster {
             processes: (0..cluster.servers).map(process).collect(),
             standbys: cluster.standbys.into(),
             instances: 0,
+            down_until: Nanos::ZERO,
         })
     }
 
@@ -155,6 +158,22 @@ impl FailoverCluster {
     /// Keeps an event until the end of a pause.
     pub fn defer(&mut self, process: u32, event: SimEvent) {
         self.processes[process as usize].deferred.push(event);
+    }
+
+    /// The data pool under a new address, if the store has one.
+    pub fn open_data_pool(&self) -> Option<MemoryEngine> {
+        self.store.open_data_pool()
+    }
+
+    /// The time at which a client's request to an object is carried out, if that is later.
+    pub fn pool_reached(&self, now: Nanos, object: &str) -> Option<Nanos> {
+        let until = self.store.answers_from(object).max(self.down_until);
+        (until > now).then_some(until)
+    }
+
+    /// Sets the time of a change that a client makes.
+    pub fn set_now(&self, now: Time) {
+        self.store.set_now(now);
     }
 
     /// The process if it has not ended since `start`.
@@ -285,6 +304,9 @@ impl World<'_> {
         let until = self.fabric.now + lasts;
         let Some(cluster) = &mut self.failover else { return };
         self.fabric.observer.failover(self.fabric.now, &FailoverEvent::Disturbed);
+        if process.is_none() {
+            cluster.down_until = until.max(cluster.down_until);
+        }
         for slot in
             cluster.processes.iter_mut().enumerate().filter(|(at, _)| process.is_none_or(|it| it == *at))
         {

@@ -593,7 +593,7 @@ impl SimServer {
             Io::Stream(call, layouts) if !layouts.is_empty() => {
                 return self.ask_data_servers(fabric, id, call, layouts);
             }
-            Io::Admit { below, live, .. } => {
+            Io::Admit { below, live, .. } if !self.config.data_pool => {
                 let actions = self.data_calls.admit(fabric, Purpose::Admit(id), below, live);
                 return actions.map(|_| (id, Ok(IoDone::Admitted)));
             }

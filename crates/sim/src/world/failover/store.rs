@@ -91,6 +91,21 @@ impl SharedStore {
         Arc::new(self.engine.client())
     }
 
+    /// The data pool under a new address, if there is one.
+    pub fn open_data_pool(&self) -> Option<MemoryEngine> {
+        self.superblock.data_pool.as_ref()?;
+        self.engine.client().other_pool(DATA_POOL).ok()
+    }
+
+    /// The time from which on an object is served.
+    pub fn answers_from(&self, object: &str) -> Nanos {
+        self.down_until[osd_of(object)]
+    }
+
+    pub fn set_now(&self, now: Time) {
+        self.engine.set_now(now);
+    }
+
     pub fn superblock(&self) -> &Superblock {
         &self.superblock
     }
