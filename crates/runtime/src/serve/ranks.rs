@@ -277,7 +277,7 @@ impl RankService {
         self.metadata.server.state().1
     }
 
-    /// True if the rank cannot be served any more.
+    /// True if the rank's journal has failed, or the lease of its store is over.
     pub fn is_broken(&self) -> bool {
         self.metadata.server.is_broken()
     }

@@ -173,7 +173,7 @@ pub trait Engine: Send + Sync + 'static {
     /// address.
     fn fence(&self, address: &str) -> Result<(), EngineError>;
 
-    /// Waits until no operation on the pool of a client that was fenced takes effect any more.
+    /// Waits until no operation on the pool of a client that was fenced can take effect.
     /// After [`Self::fence`] this holds only for objects on which this client has begun an
     /// operation.
     fn settle_fences(&self) -> Result<(), EngineError>;
