@@ -21,7 +21,7 @@ mkdir "$a" "$b"
 cleanup() {
     # A paused mount does not answer.
     for pid in $paused; do kill -CONT "$pid" 2> /dev/null || true; done
-    for mount in "$a" "$b"; do umount -f "$mount" 2> /dev/null || umount -l "$mount" 2> /dev/null || true; done
+    for mount in "$a" "$b" "$work/c"; do umount -f "$mount" 2> /dev/null || umount -l "$mount" 2> /dev/null || true; done
     # A paused server does not end by itself.
     for pid in $paused; do kill -9 "$pid" 2> /dev/null || true; done
     "$bin" cluster down "$cluster" > /dev/null 2>&1 || true
@@ -183,25 +183,30 @@ fi
 
 if [ -n "${DATA_POOL:-}" ]; then
     section 'a silent client is fenced from the data pool before its locks are given on'
+    "$bin" mount "$url" "$work/c" -o "$direct" --log-file "$work/c.log"
+    is "$(in_data_pool | grep -c '^client\.')" 2
+    # Without a capability it would not be fenced.
+    cp "$work/big" "$work/c/home-1/direct"
     fenced=$(ceph osd blocklist ls 2> /dev/null | wc -l)
-    flock "$b/home-1/direct" sh -c "touch $work/locked; until [ -e $work/other ]; do sleep 0.1; done
-        dd if=/dev/zero of=$b/home-1/direct bs=1M count=1 conv=notrunc 2> $work/dd && touch $work/late" & locking=$!
+    flock "$work/c/home-1/direct" sh -c "touch $work/locked; until [ -e $work/other ]; do sleep 0.1; done
+        dd if=/dev/zero of=$work/c/home-1/direct bs=1M count=1 conv=notrunc 2> $work/dd && touch $work/late" & locking=$!
     until_true test -e "$work/locked"
-    paused=$(pgrep -f "espalier.* mount .*$b" | head -n 1)
+    paused=$(pgrep -f "espalier.* mount .* $work/c\$")
     kill -STOP "$paused"
     timeout 180 flock "$a/home-1/direct" true || fail 'a silent client keeps its lock'
     [ "$(ceph osd blocklist ls 2> /dev/null | wc -l)" -gt "$fenced" ] || fail 'the silent client is not fenced'
-    is "$(in_data_pool | grep -c '^client\.')" 0
+    is "$(in_data_pool | grep -c '^client\.')" 1
     touch "$work/other"
     kill -CONT "$paused"
     paused=
     wait "$locking"
     until_true test -e "$work/late"
-    is "$(in_data_pool | grep -c '^client\.')" 1
+    is "$(in_data_pool | grep -c '^client\.')" 2
     cmp -n 1048576 "$a/home-1/direct" /dev/zero
     cmp -i 1048576 "$a/home-1/direct" "$work/big"
-    cp "$work/big" "$b/home-1/direct"
+    cp "$work/big" "$work/c/home-1/direct"
     cmp "$work/big" "$a/home-1/direct"
+    umount "$work/c"
 fi
 
 section 'the store takes a rank from its server'

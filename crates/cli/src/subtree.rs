@@ -182,9 +182,11 @@ pub(crate) fn request_move(dir: &Path, value: &str) -> Result<()> {
 fn wait_for_move(dir: &Path, to: u16, fragment: Option<u64>, value: &str) -> Result<u64> {
     let mut tries = 0_u32;
     loop {
-        // Removed meanwhile.
-        let text =
-            attribute(dir, FRAGMENTS).or_else(|error| if dir.exists() { Err(error) } else { Ok(None) });
+        let text = attribute(dir, FRAGMENTS).or_else(|error| {
+            // Removed meanwhile; another one may have got its name.
+            let is_removed = error.downcast_ref() == Some(&Errno::NOENT);
+            if is_removed { Ok(None) } else { Err(error) }
+        });
         let Some(text) = text? else { return Ok(0) };
         let shown: Shown = toml::from_str(&text).context("cannot decode the fragments")?;
         let left = |it: &&ShownFragment| match fragment {
