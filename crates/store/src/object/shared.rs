@@ -35,11 +35,7 @@ impl<E: Engine> SharedStreams<E> {
     /// [`StoreError::Engine`]; [`StoreError::Corrupt`].
     pub fn read(&self, rank: Rank, ino: Ino, offset: u64, buf: &mut [u8]) -> Result<usize, StoreError> {
         let place = self.place(rank, ino);
-        if !place.read(offset, buf)? {
-            return Ok(buf.len());
-        }
-        let size = Stream::default().size(&place)?;
-        Ok(size.saturating_sub(offset).min(buf.len() as u64) as usize)
+        place.read(offset, buf, || Stream::default().size(&place))
     }
 
     /// Writes bytes to a stream that exists. They are durable on return.

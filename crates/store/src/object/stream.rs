@@ -156,17 +156,33 @@ impl<E: Engine> StreamPlace<'_, E> {
         Ok(KnownHead { head, version: Some(found.version), known_at })
     }
 
-    /// Reads bytes. Returns true if some are absent, because of a hole or the stream's end; they
-    /// are zeros.
-    pub fn read(&self, offset: u64, buf: &mut [u8]) -> Result<bool, StoreError> {
+    /// Reads bytes; fewer at the stream's end. `size`: measures it.
+    pub fn read(
+        &self,
+        offset: u64,
+        buf: &mut [u8],
+        size: impl FnOnce() -> Result<u64, StoreError>,
+    ) -> Result<usize, StoreError> {
+        let Some(end) = self.read_objects(offset, buf)? else { return Ok(buf.len()) };
+        let length = size()?.saturating_sub(offset).min(buf.len() as u64) as usize;
+        if length > end {
+            // What was written before the size was measured must not read as a hole.
+            self.read_objects(offset, &mut buf[..length])?;
+        }
+        Ok(length)
+    }
+
+    /// Reads the bytes that objects have; others are zeros. If there are others, because of a hole
+    /// or the stream's end, returns where the last bytes of objects end.
+    fn read_objects(&self, offset: u64, buf: &mut [u8]) -> Result<Option<usize>, StoreError> {
         if end_of(offset, buf.len() as u64).is_err() {
-            return Ok(true);
+            return Ok(Some(0));
         }
         let read = |piece: Piece| {
             let name = self.object(piece.chunk);
             (self.engine.submit_read(&name, piece.start as u64, piece.length), piece)
         };
-        let mut are_absent = false;
+        let (mut are_absent, mut end) = (false, 0);
         for (read, Piece { length, at, .. }) in pieces(offset, buf.len()).map(read).collect::<Vec<_>>() {
             let bytes = match read.wait() {
                 Err(error) if error.is(&EngineFailure::Missing) => Vec::new(),
@@ -176,8 +192,11 @@ impl<E: Engine> StreamPlace<'_, E> {
             copied.copy_from_slice(&bytes[..copied.len()]);
             zeros.fill(0);
             are_absent |= !zeros.is_empty();
+            if !copied.is_empty() {
+                end = at + copied.len();
+            }
         }
-        Ok(are_absent)
+        Ok(are_absent.then_some(end))
     }
 
     /// Begins to write bytes at a time. Their chunks are recorded, and the first object exists.
@@ -566,8 +585,12 @@ pub(super) fn end_of(offset: u64, length: u64) -> Result<u64, StoreError> {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used)]
 mod tests {
+    use espalier_proto::Rank;
+
     use super::*;
+    use crate::MemoryEngine;
 
     #[test]
     fn heads_are_decoded() {
@@ -579,6 +602,19 @@ mod tests {
         for invalid in [&[][..], &[2, 0], &[1, 0], &[1, 1, 5], &[1, 0, 1]] {
             assert_eq!(Head::decode(invalid), None);
         }
+    }
+
+    #[test]
+    fn write_during_a_read_is_no_hole() {
+        let engine = MemoryEngine::new();
+        let place = StreamPlace { engine: &engine, names: Names(Rank(0)), ino: Ino(5), shared: true };
+        Stream::default().create(&place).unwrap();
+        let mut buf = [9; 8];
+        let read = place.read(0, &mut buf, || {
+            Stream::default().write(&place, 0, b"bytes")?;
+            Stream::default().size(&place)
+        });
+        assert_eq!((read.unwrap(), &buf[..5]), (5, &b"bytes"[..]));
     }
 
     #[test]

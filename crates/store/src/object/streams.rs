@@ -73,12 +73,7 @@ impl<E: Engine> Streams<E> {
     }
 
     pub fn read(&self, ino: Ino, offset: u64, buf: &mut [u8]) -> Result<usize, StoreError> {
-        let place = self.place(ino);
-        if !place.read(offset, buf)? {
-            return Ok(buf.len());
-        }
-        let size = self.with(ino, Stream::size)?;
-        Ok(size.saturating_sub(offset).min(buf.len() as u64) as usize)
+        self.place(ino).read(offset, buf, || self.with(ino, Stream::size))
     }
 
     pub fn write(&self, ino: Ino, offset: u64, data: &[u8]) -> Result<(), StoreError> {
