@@ -4,6 +4,7 @@
 //! the client must reclaim after a restart.
 
 mod forwarded;
+mod outgoing;
 
 use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
 use alloc::vec::Vec;
@@ -19,6 +20,7 @@ use rustc_hash::FxBuildHasher;
 use crate::data_link::UNDER_WAY;
 use crate::locks::{HeldLocks, LockRequester, Noted};
 use forwarded::Adopted;
+use outgoing::OutgoingMessage;
 
 /// The client's end of a session. See the module's documentation.
 #[derive(Debug)]
@@ -26,6 +28,8 @@ pub struct Link {
     next: u64,
     /// Requests that were sent or wait for the window, by number.
     unanswered: BTreeMap<u64, OutgoingMessage>,
+    /// Requests that the server executes after earlier ones, with their numbers.
+    follows: BTreeMap<u64, Vec<RequestId>>,
     /// Requests with smaller numbers were sent over this connection, or are in `waiting`.
     sent: u64,
     /// Requests with smaller numbers were sent over some connection of this session, or are in
@@ -38,7 +42,8 @@ pub struct Link {
     window: u64,
     /// Bytes of file data in flight over this connection, in requests or expected replies.
     under_way: usize,
-    /// Requests that wait for the limit on `under_way`. Requests without file data overtake them.
+    /// Requests that wait for the limit on `under_way`. Requests without file data overtake them,
+    /// except those that follow them.
     waiting: VecDeque<u64>,
     connected: bool,
     /// The server incarnation that has received the reclaims, or is receiving them.
@@ -62,40 +67,6 @@ pub struct Link {
     released: Vec<Ino>,
     /// `released` contains files that the client has created step by step (carns III.A).
     released_made: bool,
-}
-
-#[derive(Clone, Debug)]
-enum OutgoingMessage {
-    Request(Caller, Request),
-    Stream(StreamIo, Bytes),
-}
-
-impl OutgoingMessage {
-    /// The wait number that this request cancels.
-    fn stops(&self) -> Option<u64> {
-        match self {
-            Self::Request(_, Request::StopWaiting { wait, .. }) => Some(*wait),
-            _ => None,
-        }
-    }
-
-    /// True if the client has already acknowledged the change to its caller (write-back).
-    fn is_acknowledged(&self) -> bool {
-        match self {
-            Self::Request(_, request) => request.is_acknowledged(),
-            Self::Stream(io, _) => io.acknowledged,
-        }
-    }
-
-    /// Bytes of file data in this message or in its reply.
-    fn bytes(&self) -> usize {
-        match self {
-            Self::Request(_, Request::Read { size, .. }) => *size as usize,
-            Self::Request(_, Request::Write { data, .. }) => data.len(),
-            Self::Request(..) => 0,
-            Self::Stream(io, data) => io.op.bytes(data),
-        }
-    }
 }
 
 /// The lookups and opens of an inode that the server records for the client.
@@ -146,6 +117,7 @@ impl Default for Link {
         Self {
             next: 1,
             unanswered: BTreeMap::new(),
+            follows: BTreeMap::new(),
             sent: 1,
             sent_before: 1,
             unsent: BTreeSet::new(),
@@ -185,7 +157,19 @@ impl Link {
     }
 
     /// Queues a request. Messages that can be sent are appended to `out`.
-    pub fn ask(&mut self, caller: Caller, mut request: Request, out: &mut Vec<FromClient>) -> RequestId {
+    pub fn ask(&mut self, caller: Caller, request: Request, out: &mut Vec<FromClient>) -> RequestId {
+        self.ask_after(Vec::new(), caller, request, out)
+    }
+
+    /// As [`Self::ask`], for a request that the server executes after the unanswered ones in
+    /// `follows`.
+    pub fn ask_after(
+        &mut self,
+        follows: Vec<RequestId>,
+        caller: Caller,
+        mut request: Request,
+        out: &mut Vec<FromClient>,
+    ) -> RequestId {
         if let Request::ReadDir { limit, .. } = &mut request {
             *limit = (*limit).min(Request::MAX_ENTRIES);
         }
@@ -193,6 +177,9 @@ impl Link {
         // (carns III.A).
         if self.released_made && matches!(request, Request::Unlink { .. }) {
             self.send_forgets(out);
+        }
+        if !follows.is_empty() {
+            self.follows.insert(self.next, follows);
         }
         self.add(OutgoingMessage::Request(caller, request), out)
     }
@@ -280,6 +267,7 @@ impl Link {
         let adopted = adopted.map(|adopted| OutgoingMessage::Request(adopted.caller, adopted.request));
         let message = adopted.or_else(|| self.unanswered.remove(&id.0))?;
         self.unsent.remove(&id.0);
+        self.follows.remove(&id.0);
         self.under_way = self.under_way.saturating_sub(message.bytes());
         self.reclaims.remove(&id.0);
         self.lowered.remove(&id.0);
@@ -633,7 +621,9 @@ impl Link {
             let is_first_time = id >= self.sent_before;
             self.sent = id + 1;
             self.sent_before = self.sent_before.max(self.sent);
-            if message.bytes() > 0 && !(self.waiting.is_empty() && self.takes(id)) {
+            let mut follows = self.follows.get(&id).into_iter().flatten();
+            let follows_waiting = follows.any(|leader| self.waiting.contains(&leader.0));
+            if follows_waiting || message.bytes() > 0 && !(self.waiting.is_empty() && self.takes(id)) {
                 self.waiting.push_back(id);
                 if is_first_time {
                     self.unsent.insert(id);
@@ -661,7 +651,8 @@ impl Link {
         out.extend(message.map(|message| match message {
             OutgoingMessage::Request(caller, request) => {
                 let announced = request.moves().is_some_and(announced);
-                FromClient::Request { id, below, announced, caller, request }
+                let follows = self.follows.get(&id.0).cloned().unwrap_or_default();
+                FromClient::Request { id, below, follows, announced, caller, request }
             }
             OutgoingMessage::Stream(io, data) => {
                 FromClient::Stream { id, below, announced: announced(io.ino), io, data }

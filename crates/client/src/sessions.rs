@@ -96,6 +96,10 @@ impl ServerSession {
     fn ask(&mut self, caller: Caller, request: Request) -> RequestId {
         self.link.ask(caller, request, &mut self.out)
     }
+
+    fn ask_after(&mut self, follows: Vec<RequestId>, caller: Caller, request: Request) -> RequestId {
+        self.link.ask_after(follows, caller, request, &mut self.out)
+    }
 }
 
 /// A call from the frontend.

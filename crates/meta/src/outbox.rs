@@ -40,6 +40,8 @@ pub enum Input {
         id: RequestId,
         /// The client has the answers to all its requests with smaller numbers.
         below: RequestId,
+        /// As in [`FromClient::Request`](espalier_proto::FromClient::Request).
+        follows: Vec<RequestId>,
         caller: Caller,
         request: Request,
     },

@@ -29,9 +29,16 @@ impl TestClient {
     }
 
     fn send(&mut self, fs: &mut Harness, request: Request) -> u64 {
+        self.send_after(fs, &[], request)
+    }
+
+    /// Sends a request that follows others.
+    fn send_after(&mut self, fs: &mut Harness, follows: &[u64], request: Request) -> u64 {
         self.next += 1;
         let (from, id) = (self.id, RequestId(self.next));
-        fs.input(Input::Request { from, id, below: id, caller: ROOT_CALLER, request });
+        let follows: Vec<_> = follows.iter().copied().map(RequestId).collect();
+        let below = *follows.iter().min().unwrap_or(&id);
+        fs.input(Input::Request { from, id, below, follows, caller: ROOT_CALLER, request });
         self.next
     }
 
@@ -150,6 +157,78 @@ fn acknowledged_symlink_and_attributes_are_made_as_the_client_said() {
     let request = Request::SetAttr { ino, set }.acknowledged(ino, at(1));
     let Ok(Reply::Attr(changed)) = one.ask(&mut fs, request) else { panic!("no attributes") };
     assert_eq!(changed, Attr { uid: 5, atime: at(1), ctime: at(1), ..attr });
+}
+
+#[test]
+fn requests_are_executed_after_those_that_they_follow() {
+    let (mut fs, mut one, mut other, _) = exclusive_in();
+    let shared = one.make(&mut fs, Ino::ROOT, "shared", NewNode::Directory);
+    other.ask(&mut fs, lookup(Ino::ROOT, "shared")).unwrap();
+    let list = Request::ReadDir { dir: shared, after: 0, limit: 10, plus: true };
+    other.ask(&mut fs, list).unwrap();
+    let get = || Request::GetAttr { ino: shared };
+    // It waits until the other client has given up its lease on the directory's contents.
+    let made = one.send(&mut fs, create(shared, "file", NewNode::Regular));
+    let (follower, stranger) = (one.send_after(&mut fs, &[made], get()), one.send(&mut fs, get()));
+    let last = one.send_after(&mut fs, &[made, follower], get());
+    // A request that follows itself or a later one would never begin.
+    let impossible = one.next + 1;
+    one.send_after(&mut fs, &[impossible, impossible + 1], get());
+    let sizes = |fs: &mut Harness, of: &[u64]| {
+        let size = |id: &u64| match fs.answers.remove(id) {
+            Some(Ok(Reply::Attr(attr))) => Some(attr.size),
+            None => None,
+            other => panic!("{other:?}"),
+        };
+        of.iter().map(size).collect::<Vec<_>>()
+    };
+    let all = [follower, stranger, last, impossible];
+    assert_eq!(sizes(&mut fs, &all), [None, Some(0), None, Some(0)]);
+    while !fs.revocations.is_empty() {
+        give_up(&mut fs);
+    }
+    assert_eq!(sizes(&mut fs, &all), [Some(1), None, Some(1), None]);
+    // One that has not arrived yet.
+    let early = RequestId(one.next + 2);
+    let first = one.next + 1;
+    one.next += 1;
+    let follower = one.send_after(&mut fs, &[first], get());
+    assert_eq!((sizes(&mut fs, &[follower]), follower), (vec![None], early.0));
+    one.next = first - 1;
+    one.send(&mut fs, get());
+    assert_eq!(sizes(&mut fs, &[first, follower]), [Some(1), Some(1)]);
+    one.next = follower;
+    // One that never arrives: it was refused.
+    one.next += 1;
+    let refused = one.send_after(&mut fs, &[follower + 1], get());
+    fs.input(Input::Tick);
+    assert_eq!(fs.answers.get(&refused), None);
+    fs.input(Input::Tick);
+    assert_eq!(fs.answers.remove(&refused), Some(Err(Errno::EAGAIN)));
+    // Those that it follows may be over.
+    let follower = one.send_after(&mut fs, &[made, last], get());
+    assert_eq!(sizes(&mut fs, &[follower]), [Some(1)]);
+}
+
+#[test]
+fn directory_made_by_writeback_is_exclusive_before_its_reply_arrives() {
+    let (mut fs, mut one, mut other, dir) = exclusive_in();
+    let numbers = one.ask(&mut fs, Request::TakeNumbers { rank: Rank(0), count: 2 });
+    let Ok(Reply::Numbers { first: sub, time, .. }) = numbers else { panic!("{numbers:?}") };
+    let make = create(dir, "sub", NewNode::Directory).acknowledged(sub, time);
+    let made = one.send(&mut fs, make);
+    let inside = create(sub, "file", NewNode::Regular).acknowledged(Ino(sub.0 + 1), time);
+    one.send_after(&mut fs, &[made], inside);
+    waits_for(&mut fs, (&one, &mut other), dir, lookup(Ino::ROOT, "dir")).unwrap();
+    let found = waits_for(&mut fs, (&one, &mut other), sub, lookup(dir, "sub"));
+    let Ok(Reply::Entry(entry)) = found else { panic!("{found:?}") };
+    assert_eq!(entry.attr.size, 1);
+    // Not in a directory that others know.
+    let numbers = one.ask(&mut fs, Request::TakeNumbers { rank: Rank(0), count: 1 });
+    let Ok(Reply::Numbers { first, .. }) = numbers else { panic!("{numbers:?}") };
+    one.ask(&mut fs, create(dir, "plain", NewNode::Directory).acknowledged(first, time)).unwrap();
+    let id = other.send(&mut fs, lookup(dir, "plain"));
+    assert!(fs.answers.contains_key(&id), "{:?}", fs.revocations);
 }
 
 #[test]

@@ -29,6 +29,7 @@ fn figures_name_what_a_request_waits_for() {
             from: ClientId(1),
             id: RequestId(id),
             below: RequestId(id),
+            follows: Vec::new(),
             caller: ROOT_CALLER,
             request,
         };

@@ -184,7 +184,7 @@ impl LockWorld {
             Some(FromClient::Request { id, below, request, .. }) => {
                 assert_eq!(request.check(), Ok(()));
                 let (id, below, caller) = (number(id), number(below), ROOT_CALLER);
-                self.input(Input::Request { from, id, below, caller, request });
+                self.input(Input::Request { from, id, below, follows: Vec::new(), caller, request });
             }
             Some(FromClient::Cancel { id }) => self.input(Input::Cancel { from, id: number(id) }),
             Some(other) => panic!("{other:?}"),
@@ -429,6 +429,7 @@ fn locks_are_exclusive_and_every_waiter_is_granted() {
                 from: LockWorld::id(at),
                 id: RequestId(id),
                 below: RequestId(id),
+                follows: Vec::new(),
                 caller: ROOT_CALLER,
                 request: Request::TestLock { ino, lock },
             });

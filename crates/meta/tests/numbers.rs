@@ -11,7 +11,14 @@ const CLIENT: ClientId = ClientId(100);
 /// The answer, whenever it arrives.
 fn ask(fs: &mut Harness, id: u64, request: Request) -> Result<Reply, Errno> {
     let (number, caller) = (RequestId(id), ROOT_CALLER);
-    fs.input(Input::Request { from: CLIENT, id: number, below: number, caller, request });
+    fs.input(Input::Request {
+        from: CLIENT,
+        id: number,
+        below: number,
+        follows: Vec::new(),
+        caller,
+        request,
+    });
     for _ in 0..1000 {
         match fs.answers.remove(&id) {
             Some(answer) => return answer,

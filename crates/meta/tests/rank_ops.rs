@@ -840,7 +840,7 @@ fn rank_does_not_wait_for_client_that_left_while_it_was_down() {
     let caller = ROOT_CALLER;
     let (below, id, from) = (RequestId(1), RequestId(1), clients[1]);
     let request = Request::Reclaim { held: Vec::new(), last: true, again: vec![] };
-    fs.0[1].input(Input::Request { from, id, below, caller, request });
+    fs.0[1].input(Input::Request { from, id, below, follows: Vec::new(), caller, request });
     let sessions = |fs: &Ranks| (fs.0[1].meta.figures().sessions, fs.0[1].meta.figures().awaited_sessions);
     assert_eq!(sessions(fs), (3, 2));
     fs.connect();

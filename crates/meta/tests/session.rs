@@ -58,6 +58,7 @@ impl TestClient {
             from: self.id,
             id: RequestId(self.next),
             below: RequestId(self.unanswered.unwrap_or(self.next)),
+            follows: Vec::new(),
             caller: ROOT_CALLER,
             request: request.clone(),
         });
@@ -231,6 +232,7 @@ fn request_repeated_while_running_is_answered_once() {
         from: client.id,
         id: RequestId(id),
         below: RequestId(id),
+        follows: Vec::new(),
         caller: ROOT_CALLER,
         request: Request::Unlink { dir: Ino::ROOT, name: name("a"), time: None },
     };
@@ -425,6 +427,7 @@ fn session_state_is_bounded() {
             from: one.id,
             id: RequestId(number),
             below: RequestId(0),
+            follows: Vec::new(),
             caller: ROOT_CALLER,
             request: Request::GetAttr { ino: Ino::ROOT },
         });
@@ -549,6 +552,7 @@ fn concurrent_requests_share_a_journal_frame() {
             from: client.id,
             id: RequestId(client.next),
             below: RequestId(1 << 32),
+            follows: Vec::new(),
             caller: ROOT_CALLER,
             request: create(Ino::ROOT, &number.to_string(), NewNode::Regular),
         });
@@ -783,6 +787,7 @@ fn every_change_is_made_once_whatever_the_server_is_killed_at() {
                     from: client.id,
                     id: RequestId(id),
                     below: RequestId(id),
+                    follows: Vec::new(),
                     caller: ROOT_CALLER,
                     request: request.clone(),
                 });
@@ -1551,7 +1556,7 @@ impl Actor {
         let unanswered = self.lanes.iter().filter_map(|lane| lane.requested.as_ref().map(|(id, _)| *id));
         let below = RequestId(unanswered.min().unwrap_or(id).min(id));
         let (from, caller, request) = (self.id, ROOT_CALLER, request.clone());
-        fs.input(Input::Request { from, id: RequestId(id), below, caller, request });
+        fs.input(Input::Request { from, id: RequestId(id), below, follows: Vec::new(), caller, request });
     }
 
     /// Takes the answers that have arrived.
@@ -1727,6 +1732,7 @@ fn a_client_that_owes_an_answer_expires() {
         from: client.id,
         id: RequestId(client.next),
         below: RequestId(client.next),
+        follows: Vec::new(),
         caller: harness::user(9),
         request: Request::Lookup { dir, name: name("a") },
     });

@@ -120,7 +120,7 @@ impl TestServer {
     fn request(&mut self, caller: Caller, request: Request) -> FromClient {
         self.next += 1;
         let id = RequestId(self.next);
-        FromClient::Request { id, below: id, announced: false, caller, request }
+        FromClient::Request { id, below: id, follows: Vec::new(), announced: false, caller, request }
     }
 
     fn ask_as(&mut self, from: ClientId, rights: &Rights, request: Request) -> Result<Reply, Errno> {

@@ -238,7 +238,7 @@ fn a_number_of_the_pool_comes_once_whatever_is_lost() {
     let mut ask = |fs: &mut Harness, request: Request| {
         last += 1;
         let (from, id, caller) = (ClientId(9), RequestId(last), ROOT_CALLER);
-        fs.input(Input::Request { from, id, below: id, caller, request });
+        fs.input(Input::Request { from, id, below: id, follows: Vec::new(), caller, request });
         for _ in 0..100 {
             if let Some(answer) = fs.answers.remove(&last) {
                 return answer;

@@ -16,7 +16,14 @@ impl SubtreeWorld {
     fn ask(&mut self, from: ClientId, request: Request) -> Result<Reply, Errno> {
         self.next += 1;
         let id = RequestId(self.next);
-        self.fs.input(Input::Request { from, id, below: id, caller: ROOT_CALLER, request });
+        self.fs.input(Input::Request {
+            from,
+            id,
+            below: id,
+            follows: Vec::new(),
+            caller: ROOT_CALLER,
+            request,
+        });
         self.fs.run_until_idle();
         self.fs.answers.remove(&self.next).unwrap()
     }

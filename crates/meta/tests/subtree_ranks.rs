@@ -77,7 +77,14 @@ impl Ranks {
     fn ask_at(&mut self, rank: Rank, from: ClientId, request: Request) -> Result<Reply, Errno> {
         self.next += 1;
         let (id, at) = (RequestId(self.next), usize::from(rank.0));
-        self.hosts[at].input(Input::Request { from, id, below: id, caller: ROOT_CALLER, request });
+        self.hosts[at].input(Input::Request {
+            from,
+            id,
+            below: id,
+            follows: Vec::new(),
+            caller: ROOT_CALLER,
+            request,
+        });
         self.deliver();
         self.hosts[at].answers.remove(&self.next).expect("an answer")
     }
@@ -225,7 +232,14 @@ fn a_new_directory_is_found_before_its_rank_learns_the_decision() {
     let made = remote.expect("a directory at another rank");
     let request = find(made, DIRECTORY);
     let (id, at) = (RequestId(1_000), usize::from(made.rank().0));
-    fs.hosts[at].input(Input::Request { from: GUEST, id, below: id, caller: ROOT_CALLER, request });
+    fs.hosts[at].input(Input::Request {
+        from: GUEST,
+        id,
+        below: id,
+        follows: Vec::new(),
+        caller: ROOT_CALLER,
+        request,
+    });
     fs.deliver();
     assert!(!fs.hosts[at].answers.contains_key(&1_000), "{:?}", fs.hosts[at].answers);
     for (from, to, message) in fs.decisions.take().unwrap() {

@@ -92,7 +92,14 @@ const WELCOME: Welcome = Welcome {
 fn request(id: u64) -> FromClient {
     let caller = Caller { uid: 1, gid: 1, pid: 1, groups: None };
     let id = RequestId(id);
-    FromClient::Request { id, below: id, announced: false, caller, request: Request::GetAttr { ino: Ino(1) } }
+    FromClient::Request {
+        id,
+        below: id,
+        follows: Vec::new(),
+        announced: false,
+        caller,
+        request: Request::GetAttr { ino: Ino(1) },
+    }
 }
 
 /// Certificates and keys of a server and a client.

@@ -32,6 +32,8 @@ impl Message for FromClient {
 
     fn request(&self) -> Option<u64> {
         match self {
+            // The server has received what it follows.
+            Self::Request { follows, .. } if !follows.is_empty() => None,
             Self::Request { id, .. }
             | Self::Stream { id, .. }
             | Self::Cancel { id }

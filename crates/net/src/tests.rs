@@ -37,7 +37,14 @@ fn write(id: u64, offset: u64, length: usize) -> FromClient {
     let caller = Caller { uid: 1, gid: 2, pid: 3, groups: None };
     let data = vec![offset as u8; length].into();
     let request = Request::Write { ino: Ino(9), offset, data, kill_suid_gid: false, time: None };
-    FromClient::Request { id: RequestId(id), below: RequestId(0), announced: false, caller, request }
+    FromClient::Request {
+        id: RequestId(id),
+        below: RequestId(0),
+        follows: Vec::new(),
+        announced: false,
+        caller,
+        request,
+    }
 }
 
 fn cancel(id: u64) -> FromClient {

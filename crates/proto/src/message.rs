@@ -575,8 +575,7 @@ pub enum Reply {
         /// The directory's map, if this server has it.
         fragments: Option<Box<Fragments>>,
     },
-    /// `Announce`: no other client caches the old data. True if the client must announce its next
-    /// write too.
+    /// `Announce`: no other client caches the old data. True: announce the next write, too.
     Announced(bool),
 }
 

@@ -119,6 +119,8 @@ pub enum FromClient {
         /// All replies to requests with smaller numbers have arrived; the client does not resend
         /// these requests.
         below: RequestId,
+        /// Earlier requests, which the server executes first.
+        follows: Vec<RequestId>,
         /// The payloads of request and reply are announced regardless of their length (rendezvous,
         /// carns III.D).
         announced: bool,

@@ -210,8 +210,14 @@ impl<D: Frontend> Node<D> {
                 }
                 // There is only one rank, so it returns no remote reference.
                 Next::Ask(request) | Next::Find(request, _) => {
-                    let input =
-                        Input::Request { from: CLIENT, id, below: id, caller: caller.clone(), request };
+                    let input = Input::Request {
+                        from: CLIENT,
+                        id,
+                        below: id,
+                        follows: Vec::new(),
+                        caller: caller.clone(),
+                        request,
+                    };
                     self.input(inner, work, input);
                     let answered = work.out.replies.iter().position(|answered| answered.id == id);
                     let Some(at) = answered else {
@@ -506,5 +512,12 @@ impl From<Waiting> for Stage {
 }
 
 fn without_reply(request: Request) -> Input {
-    Input::Request { from: CLIENT, id: NOBODY, below: NOBODY, caller: Caller::SERVER, request }
+    Input::Request {
+        from: CLIENT,
+        id: NOBODY,
+        below: NOBODY,
+        follows: Vec::new(),
+        caller: Caller::SERVER,
+        request,
+    }
 }

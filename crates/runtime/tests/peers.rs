@@ -194,6 +194,7 @@ async fn make(connection: &mut Connection<FromServer, FromClient>, ids: std::ops
         let message = FromClient::Request {
             id: RequestId(id),
             below,
+            follows: Vec::new(),
             announced: false,
             caller: Caller::SERVER,
             request,

@@ -32,7 +32,7 @@ use crate::check::Violation;
 use crate::mutant::Mutation;
 use crate::observe::Mutator;
 use crate::process::Program;
-use crate::scenario::{Caching, Scenario, ScenarioError};
+use crate::scenario::{Caching, Cluster, Scenario, ScenarioError};
 use crate::time::Nanos;
 use crate::world::{PoolCounts, RunError, World};
 use handles::Exported;
@@ -97,6 +97,11 @@ pub fn can_show(seed: u64, what: Mutation) -> bool {
     match what {
         _ if what.is_of_balancers() => balancers::are_in(seed),
         Mutation::UnsetAttributes => exclusive::are_in(seed),
+        // Requests often wait for records that the server has evicted.
+        Mutation::OvertakingRequest => has(|case| {
+            let Cluster { cache, memory, .. } = &case.scenario.cluster;
+            case.habits.exclusive && *cache == Caching::Leases && memory.0 == 0
+        }),
         // Processes with exclusive directories share few others.
         Mutation::KeptPermissions => has(|case| {
             let Habits { looks, users, exclusive, .. } = case.habits;

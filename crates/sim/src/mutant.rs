@@ -87,6 +87,8 @@ pub enum Mutation {
     UnmadeFile,
     /// A change of attributes that was acknowledged to callers is not made.
     UnsetAttributes,
+    /// Requests do not wait for those that they follow.
+    OvertakingRequest,
     /// File handles find inodes that have no name, and that no client has open.
     FoundRemoved,
     /// A server finds no inode by a file handle that it would have to load.
@@ -154,7 +156,7 @@ pub enum Mutation {
 const SEQUENCE: usize = 8;
 
 impl Mutation {
-    pub const ALL: [Self; 62] = [
+    pub const ALL: [Self; 63] = [
         Self::IgnoredRevocation,
         Self::UnwrittenJournal,
         Self::UnsyncedJournal,
@@ -187,6 +189,7 @@ impl Mutation {
         Self::AssumedExclusive,
         Self::UnmadeFile,
         Self::UnsetAttributes,
+        Self::OvertakingRequest,
         Self::FoundRemoved,
         Self::LostPlace,
         Self::KeptSetIds,
@@ -433,6 +436,12 @@ impl Mutator for Mutant {
             (Mutation::KeptPermissions, message) => Arrival::Taken(self.with_kept_permissions(message)),
             (Mutation::LaxQuota, message) => Arrival::Taken(self.with_more_room(from, to, message)),
             (Mutation::SharedLock, message) => Arrival::Taken(self.with_lock(from, to, message)),
+            (Mutation::OvertakingRequest, mut message) => {
+                if let Message::FromClient(FromClient::Request { follows, .. }) = &mut message {
+                    follows.clear();
+                }
+                Arrival::Taken(message)
+            }
             (Mutation::UmaskedList, mut message) => {
                 if let Message::FromClient(FromClient::Request { request, .. }) = &mut message
                     && let Request::Create { perm, umask, .. } = request

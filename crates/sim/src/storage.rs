@@ -511,7 +511,11 @@ mod tests {
     fn ask(meta: &mut Meta, storage: &mut Storage, id: u64, request: Request) -> Result<Reply, Errno> {
         let caller = Caller { uid: 0, gid: 0, pid: 1, groups: None };
         let (from, id) = (ClientId(1), RequestId(id));
-        let mut replies = input(meta, storage, Input::Request { from, id, below: id, caller, request });
+        let mut replies = input(
+            meta,
+            storage,
+            Input::Request { from, id, below: id, follows: Vec::new(), caller, request },
+        );
         replies.pop().unwrap()
     }
 

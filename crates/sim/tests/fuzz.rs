@@ -63,6 +63,7 @@ fn seeds_for(what: Mutation) -> impl Iterator<Item = u64> {
     let is_rare = matches!(
         what,
         Mutation::UnsetAttributes
+            | Mutation::OvertakingRequest
             | Mutation::RenumberedFragments
             | Mutation::OverstatedRate
             | Mutation::ForgottenFreeze

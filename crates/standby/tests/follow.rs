@@ -131,7 +131,7 @@ impl ActiveServer {
         self.next += 1;
         let (from, id) = (ClientId(1), RequestId(self.next));
         let caller = Caller { uid: 0, gid: 0, pid: 1, groups: None };
-        let input = Input::Request { from, id, below: id, caller, request };
+        let input = Input::Request { from, id, below: id, follows: Vec::new(), caller, request };
         self.input(input).pop().expect("an answer")
     }
 

@@ -193,8 +193,9 @@ impl Cache {
         now: u64,
     ) -> (Entry, u64) {
         let record = self.records.get(&dir);
-        let lease = record.map_or((now, 0), |record| (record.lease, record.exclusive));
-        let (until, exclusive) = lease;
+        let lease =
+            record.map_or((now, 0, 0), |record| (record.lease, record.exclusive, record.exclusive_until));
+        let (until, exclusive, exclusive_until) = lease;
         self.change_pending(dir, 1, attr.kind, attr.mtime);
         self.bind(dir, name, Binding::Inode(attr.ino, attr.kind), until, now);
         self.note_attr(&attr, Term { requested_at: now, left: until.saturating_sub(now) }, 0, now);
@@ -205,7 +206,15 @@ impl Cache {
         if let Some(record) = self.records.get_mut(&attr.ino) {
             record.users += u64::from(counts);
             (record.sole_holder, record.exclusive_dir) = (exclusive, Some(dir));
+            if attr.kind == FileType::Directory {
+                // The server gives the exclusive lease on it when it creates it.
+                self.pending_ops.leases += 1;
+                (record.exclusive, record.exclusive_until) = (self.pending_ops.leases, exclusive_until);
+                // Its parent does not spread directories, and it inherits the policy.
+                record.spreads_dirs = false;
+            }
         }
+        self.know_empty(&attr, until, now);
         self.begin_pending(dir, [name], attr.ino);
         let cacheable = parent.perm & mode::ANY_EXEC == mode::ANY_EXEC;
         let (name_leased, attr_leased, sole_holder, location) = (true, true, true, Location::Table);

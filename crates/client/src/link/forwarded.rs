@@ -73,7 +73,14 @@ impl Link {
             if sent.is_none_or(|sent| now.saturating_sub(sent) >= FORWARD_MS) {
                 *sent = Some(now);
                 let (id, caller, request) = (*id, caller.clone(), request.clone());
-                out.push(FromClient::Request { id, below, announced: false, caller, request });
+                out.push(FromClient::Request {
+                    id,
+                    below,
+                    follows: Vec::new(),
+                    announced: false,
+                    caller,
+                    request,
+                });
             }
         }
     }

@@ -9,6 +9,7 @@
 //!
 //! [`Touched::exclusive`]: espalier_proto::Touched::exclusive
 
+mod order;
 mod rename;
 
 use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -26,6 +27,7 @@ use super::rights::{certainly_may, certainly_sets};
 use super::write_behind::WriteBehind;
 use super::{Actions, FrontendEvent, OwnedCall, ServerSession, Sessions};
 use crate::{Answer, Call, RangeCall};
+use order::Unsent;
 
 /// Maximum number of pending operations: more than a network holds, and few enough to bound the
 /// wait of a blocked call.
@@ -51,7 +53,8 @@ const REFUSED_MS: u64 = 60_000;
 #[derive(Debug, Default)]
 pub(super) struct Writeback {
     changes: BTreeMap<(Rank, RequestId), PendingOp>,
-    /// Operations that wait until the earlier ones on their files are answered, in order.
+    /// Operations whose rank does not execute the earlier ones on their files, in order. They wait
+    /// until those are answered.
     unsent: VecDeque<Unsent>,
     /// Pending writes to streams.
     pub write_behind: WriteBehind,
@@ -105,13 +108,6 @@ impl PendingOp {
         };
         names.iter()
     }
-}
-
-#[derive(Debug)]
-struct Unsent {
-    change: PendingOp,
-    caller: Caller,
-    request: Request,
 }
 
 /// Resources that a server provides for future operations of this client.
@@ -329,7 +325,9 @@ impl<T> Sessions<T> {
             _ => {
                 let attr = self.removable(dir, name, &parent, &incoming.caller, now)?;
                 let is_right = matches!(request, Request::RmDir { .. }) == (attr.kind == FileType::Directory);
-                let is_used = self.client.files.contains_key(&attr.ino) || self.cache.has_pending(attr.ino);
+                // A directory may have had entries whose removals are pending.
+                let has_pending = self.writeback.is_any_left(u64::MAX, |_, ino| ino == attr.ino);
+                let is_used = has_pending || self.client.files.contains_key(&attr.ino);
                 if !is_right || is_used {
                     return None;
                 }
@@ -339,7 +337,8 @@ impl<T> Sessions<T> {
         };
         let change =
             self.writeback.new_change(incoming.call_id, dir, ChangeKind::Name(name.clone()), ino, now);
-        self.send_pending(rank, change, incoming.caller.clone(), request.clone().acknowledged(ino, time));
+        let request = request.clone().acknowledged(ino, time);
+        self.send_in_order(change, incoming.caller.clone(), request);
         Some((answer, left))
     }
 
@@ -354,7 +353,7 @@ impl<T> Sessions<T> {
     }
 
     /// Acknowledges a write to a new file that has been open since its creation, if the file stays
-    /// small. The write is sent when the earlier operations on the file are answered.
+    /// small.
     fn writeback_write(&mut self, now: u64, incoming: &OwnedCall<T>) -> Option<(Answer, u64)> {
         let Call::Range(range) = &incoming.call else { return None };
         let RangeOp::Write { offset, .. } = range.op else { return None };
@@ -372,36 +371,38 @@ impl<T> Sessions<T> {
         if kills || !is_small || self.calls.is_any_blocked_about(ino) {
             return None;
         }
-        let is_first = !self.cache.has_pending(ino);
         self.cache.write_pending(dir, ino, (start, &range.data), time);
         let change = self.writeback.new_change(incoming.call_id, dir, ChangeKind::Bytes, ino, now);
         let data = range.data.to_bytes();
         let answer = Answer::Written(data.len() as u32);
         let request = Request::Write { ino, offset, data, kill_suid_gid: false, time: Some(time) };
-        self.send_in_order(is_first, Unsent { change, caller: incoming.caller.clone(), request });
+        self.send_in_order(change, incoming.caller.clone(), request);
         Some((answer, 0))
     }
 
-    /// Acknowledges a change of owner, permissions or times of a small file or symbolic link that
-    /// no other client knows.
+    /// Acknowledges a change of owner, permissions or times of a small file, symbolic link or
+    /// exclusive directory that no other client knows.
     fn writeback_set_attr(&mut self, now: u64, incoming: &OwnedCall<T>) -> Option<(Answer, u64)> {
         let Call::Request(Request::SetAttr { ino, set }) = incoming.call else { return None };
         let (dir, until) = self.cache.sole_holder_dir(ino).filter(|(_, until)| *until > now)?;
         let attr = self.cache.sole_writer_attr(dir, ino, now)?;
         let time = self.may_acknowledge(now, self.rank_of(ino))?;
         let changed = certainly_sets(&attr, &incoming.caller, &set, time)?;
-        if attr.streamed || attr.kind == FileType::Directory || self.calls.is_any_blocked_about(ino) {
+        let is_plain = match attr.kind {
+            FileType::Directory => attr.map_version == 0 && self.cache.exclusive_dir(ino, now).is_some(),
+            _ => !attr.streamed,
+        };
+        if !is_plain || self.calls.is_any_blocked_about(ino) {
             return None;
         }
         // The change may forbid an open of which the server does not know yet.
         self.announce_delegated(now, ino);
-        let is_first = !self.cache.has_pending(ino);
         self.cache.set_attr_pending(dir, changed);
         let change = self.writeback.new_change(incoming.call_id, dir, ChangeKind::Attributes, ino, now);
         // The server may not know that the file is open, and need not.
         let set = SetAttr { through_handle: false, ..set };
         let request = Request::SetAttr { ino, set }.acknowledged(ino, time);
-        self.send_in_order(is_first, Unsent { change, caller: incoming.caller.clone(), request });
+        self.send_in_order(change, incoming.caller.clone(), request);
         Some((Answer::Attr(changed), until - now))
     }
 
@@ -438,12 +439,11 @@ impl<T> Sessions<T> {
 
     /// Notifies a server of an open that `call_id` made; 0: a call that ended long ago.
     pub(super) fn announce_open(&mut self, now: u64, call_id: u64, ino: Ino, caller: Caller) {
-        let is_first = !self.cache.has_pending(ino);
         self.cache.open_pending(ino);
         let change = self.writeback.new_change(call_id, ino, ChangeKind::Opening, ino, now);
         let how = OpenHow { access: Access::READ, reads: Reads::Client, ..OpenHow::default() };
         let request = Request::Open { ino, how };
-        self.send_in_order(is_first, Unsent { change, caller, request });
+        self.send_in_order(change, caller, request);
     }
 
     /// The time for a new pending operation, if there can be one.
@@ -455,24 +455,6 @@ impl<T> Sessions<T> {
         // Later times are of a clock that was set back since.
         let (latest, _) = self.writeback.latest;
         Some(if latest > time && latest < time.later(AHEAD_MS) { latest.next() } else { time })
-    }
-
-    /// Sends an operation, or queues it until the earlier operations on its file are answered.
-    fn send_in_order(&mut self, is_first: bool, unsent: Unsent) {
-        if is_first {
-            let Unsent { change, caller, request } = unsent;
-            self.send_pending(self.rank_of(change.ino), change, caller, request);
-        } else {
-            let rank = self.rank_of(unsent.change.ino);
-            self.writeback.give_time(rank, &unsent.change, &unsent.request);
-            self.writeback.unsent.push_back(unsent);
-        }
-    }
-
-    fn send_pending(&mut self, rank: Rank, change: PendingOp, caller: Caller, request: Request) {
-        self.writeback.give_time(rank, &change, &request);
-        let id = self.server_session(rank).ask(caller, request);
-        self.writeback.changes.insert((rank, id), change);
     }
 
     /// True if the queued messages to a server may wait for more: no call is blocked on them, and
@@ -489,17 +471,6 @@ impl<T> Sessions<T> {
             && end.out.len() < TOGETHER
             && end.out.iter().all(|message| actions(message).is_some())
             && before.next().is_some()
-    }
-
-    /// Sends the next queued operation on a file, after an operation on it was answered.
-    fn send_next(&mut self, now: u64, of: Ino) {
-        let at = self.writeback.unsent.iter().position(|unsent| unsent.change.ino == of);
-        if let Some(Unsent { mut change, caller, request }) =
-            at.and_then(|at| self.writeback.unsent.remove(at))
-        {
-            change.sent = now;
-            self.send_pending(self.rank_of(of), change, caller, request);
-        }
     }
 
     /// Handles the reply to a pending operation; returns false if the request is none.
@@ -542,7 +513,7 @@ impl<T> Sessions<T> {
             (Err(errno), _) => self.pending_failed(change, *errno, actions),
         }
         self.cache.changed(&reply.touched, lease, now);
-        self.send_next(now, ino);
+        self.send_queued(Some(now));
         true
     }
 

@@ -348,18 +348,22 @@ fn attributes_are_set_at_once_and_in_order() {
     let call = world.call(Request::GetAttr { ino });
     let Some(Ok(Answer::Attr(reported))) = world.answer(call) else { panic!("{:?}", world.frontend) };
     assert_eq!((reported.uid, reported.gid, reported.size, reported.mtime), (5, 6, 4, Time::new(3, 0)));
-    // Each operation on the file is sent when the one before is answered.
     assert_eq!(world.sent.len(), 1, "{:?}", world.sent);
-    world.made(world.last().0, FIRST, 3);
-    let (id, ..) = world.last_write().expect("the write is next");
-    world.reply(id, Touched::default(), Ok(Reply::Done));
-    let (id, _, request) = world.last();
+    let (made, ..) = world.last();
+    world.made(made, FIRST, 3);
     let time = Some(Time::new(500, 0));
-    let chown = SetAttr { through_handle: false, time, ..chown };
-    assert_eq!(request, Request::SetAttr { ino, set: chown });
-    world.reply(id, Touched::default(), Ok(Reply::Attr(reported)));
-    let (id, _, request) = world.last();
-    assert_eq!(request, Request::SetAttr { ino, set: SetAttr { time, ..utimes } });
+    let [chown, utimes] = [SetAttr { through_handle: false, ..chown }, utimes]
+        .map(|set| Request::SetAttr { ino, set: SetAttr { time, ..set } });
+    let [(written, _, Request::Write { .. }), (owned, _, first), (id, _, second)] = &world.sent[..] else {
+        panic!("{:?}", world.sent)
+    };
+    assert_eq!((first, second), (&chown, &utimes));
+    let (written, owned, id) = (*written, *owned, *id);
+    // Each follows the one before.
+    let follows = [written, owned, id].map(|id| world.follows[&id].clone());
+    assert_eq!(follows, [[made], [written], [owned]]);
+    world.reply(written, Touched::default(), Ok(Reply::Done));
+    world.reply(owned, Touched::default(), Ok(Reply::Attr(reported)));
     // A failure is reported once, and the kernel forgets the attributes.
     world.reply(id, Touched::default(), Err(Errno::EROFS));
     let is_failure = |event: &FrontendEvent<u64>| matches!(event, FrontendEvent::Failed { ino: of, errno: Errno::EROFS, .. } if *of == ino);
@@ -406,7 +410,7 @@ fn symlink_is_acknowledged_at_once() {
 }
 
 #[test]
-fn mkdir_is_acknowledged_at_once_and_its_entries_wait() {
+fn directory_and_its_entries_are_made_at_once() {
     let mut world = ClientWorld::new();
     let made = world.call(make("sub", NewNode::Directory));
     let Some(Ok(Answer::Entry(reported))) = world.answer(made) else { panic!("{:?}", world.frontend) };
@@ -422,24 +426,41 @@ fn mkdir_is_acknowledged_at_once_and_its_entries_wait() {
     let writeback = Some(WritebackCreate { ino: sub, time });
     assert!(matches!(request, Request::Create { writeback: it, .. } if it == writeback));
 
-    // The server does not know the directory yet.
-    let inside = |mut request: Request| {
-        request.each_inode(&mut |ino| *ino = sub);
+    let inside = |mut request: Request, dir: Ino| {
+        request.each_inode(&mut |ino| *ino = dir);
         request
     };
+    // It is known to be empty except for what is pending.
+    let file = Ino(FIRST + 1);
+    assert!(world.is_answered(inside(lookup("a"), sub)));
+    assert!(world.is_answered(inside(create("a", true), sub)));
+    assert!(world.is_written(write(file.0, 0, b"bytes")));
+    assert!(world.is_answered(inside(make("b", NewNode::Directory), sub)));
+    let deep = Ino(FIRST + 2);
+    assert!(world.is_answered(inside(create("c", false), deep)));
+    let utimes = SetAttr { mtime: Some(SetTime::To(Time::new(3, 0))), ..SetAttr::default() };
+    assert!(world.is_answered(Request::SetAttr { ino: sub, set: utimes }));
+    assert!(world.is_answered(inside(create("d", false), sub)));
     let list = Request::ReadDir { dir: sub, after: 0, limit: 10, plus: true };
-    let retained =
-        [inside(lookup("a")), inside(create("a", true)), inside(make("b", NewNode::Directory)), list];
-    for request in retained.clone() {
-        assert!(!world.is_answered(request));
-    }
-    assert_eq!(world.sent.len(), 1, "{:?}", world.sent);
+    assert!(!world.is_answered(list), "the server has it first");
+    let sent: Vec<_> = world.sent.iter().map(|(id, ..)| *id).collect();
+    let [mkdir, in_sub, bytes, made_deep, in_deep, utimes, last] = sent[..] else { panic!("{sent:?}") };
+    let follows = |id| world.follows[&id].clone();
+    assert_eq!([in_sub, made_deep].map(follows), [[mkdir], [mkdir]]);
+    assert_eq!([bytes, in_deep].map(follows), [[in_sub], [made_deep]]);
+    assert_eq!(follows(utimes), [in_sub, made_deep, mkdir], "they would change its times");
+    assert_eq!(follows(last), [mkdir, utimes]);
+    // The reply is older than what is pending.
     let touched = Touched { attrs: vec![attr(DIR, FileType::Directory, 3)], ..Touched::default() };
     world.reply(id, Touched { exclusive: Some(DIR), ..touched }, Ok(Reply::Entry(entry(expected, true))));
-    let sent: Vec<_> = world.sent.iter().map(|(.., request)| request.clone()).collect();
-    assert_eq!(sent, retained);
-    // It is known to be empty except for pending creates.
-    assert!(world.is_answered(inside(lookup("c"))));
+    assert_eq!(world.size_of(sub), Some(3));
+    assert!(world.is_answered(inside(create("e", false), sub)));
+    // If it fails, calls ask the server again.
+    let other = world.call(make("other", NewNode::Directory));
+    assert!(world.answer(other).is_some());
+    let (id, ..) = world.last();
+    world.reply(id, Touched::default(), Err(Errno::ENOSPC));
+    assert!(!world.is_answered(inside(create("f", false), Ino(FIRST + 5))));
 }
 
 #[test]
@@ -652,7 +673,7 @@ fn the_third_file_in_a_new_directory_is_made_at_once() {
 }
 
 #[test]
-fn a_new_file_is_written_at_once_and_sent_when_it_is_made() {
+fn a_new_file_is_written_at_once_and_in_order() {
     let mut world = ClientWorld::new();
     assert!(world.is_answered(create("new", true)));
     let (made, ..) = world.last();
@@ -662,15 +683,17 @@ fn a_new_file_is_written_at_once_and_sent_when_it_is_made() {
     assert_eq!((world.size_of(Ino(FIRST)), world.sent.len()), (Some(10), 1));
     world.made(made, FIRST, 3);
     let time = Some(Time::new(501, 499_000_000));
-    let Some((id, 0, sent)) = world.last_write() else { panic!("{:?}", world.sent) };
-    assert_eq!((sent, world.sent.len()), (time, 1), "the second write waits for the first");
+    let [(first, _, Request::Write { offset: 0, time: sent, .. }), (second, ..)] = world.sent[..] else {
+        panic!("{:?}", world.sent)
+    };
+    assert_eq!(sent, time);
+    assert_eq!((&world.follows[&first][..], &world.follows[&second][..]), (&[made][..], &[first][..]));
     assert_eq!(world.size_of(Ino(FIRST)), Some(10), "as acknowledged");
     let call = world.call(lookup("new"));
     let Some(Ok(Answer::Entry(reported))) = world.answer(call) else { panic!("{:?}", world.frontend) };
     assert_eq!((reported.attr.size, reported.attr.blocks, Some(reported.attr.mtime)), (10, 1, time));
-    world.reply(id, Touched::default(), Ok(Reply::Done));
-    let Some((id, offset, _)) = world.last_write() else { panic!("{:?}", world.sent) };
-    assert_eq!((offset, world.sent.len()), (espalier_proto::END, 1));
+    world.reply(first, Touched::default(), Ok(Reply::Done));
+    let Some((id, espalier_proto::END, _)) = world.last_write() else { panic!("{:?}", world.sent) };
     let sync = world.call(Request::Fsync { ino: Ino(FIRST) });
     assert_eq!(world.sent.len(), 1, "the second write waits");
     let written = Attr { size: 10, ..attr(Ino(FIRST), FileType::Regular, 0) };

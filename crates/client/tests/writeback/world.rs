@@ -1,5 +1,7 @@
 //! A client's state machine and a scripted server.
 
+use std::collections::BTreeMap;
+
 use espalier_client::{
     Actions, Answer, Cache, Call, DataOperation, FrontendEvent, IncomingCall, Sessions, Users,
 };
@@ -24,6 +26,8 @@ pub struct ClientWorld {
     pub term: u32,
     /// Unanswered requests.
     pub sent: Vec<(RequestId, Caller, Request)>,
+    /// Requests that follow others, with these.
+    pub follows: BTreeMap<RequestId, Vec<RequestId>>,
     /// Unanswered writes to streams at the metadata server.
     pub streams: Vec<Streamed>,
     pub revoked: Vec<u64>,
@@ -136,10 +140,22 @@ impl ClientWorld {
 
     fn without_numbers_of(ranks: usize, is_checked: bool) -> Self {
         let sessions = Sessions::new(Cache::new(1000, Users::Report), ranks, is_checked);
-        let (sent, streams, revoked, held, clocks, frontend, data) = Default::default();
+        let (sent, follows, streams, revoked, held, clocks, frontend, data) = Default::default();
         let (now, calls, term) = (100, 0, TERM);
-        let mut world =
-            Self { sessions, now, calls, term, sent, streams, revoked, held, clocks, frontend, data };
+        let mut world = Self {
+            sessions,
+            now,
+            calls,
+            term,
+            sent,
+            follows,
+            streams,
+            revoked,
+            held,
+            clocks,
+            frontend,
+            data,
+        };
         for rank in 0..ranks {
             world.connect_to(Rank(rank as u16), 1, true);
         }
@@ -203,7 +219,10 @@ impl ClientWorld {
     pub fn take(&mut self, actions: Actions<u64>) {
         for (rank, message) in actions.send {
             match message {
-                FromClient::Request { id, caller, request, .. } => self.sent.push((id, caller, request)),
+                FromClient::Request { id, follows, caller, request, .. } => {
+                    self.sent.push((id, caller, request));
+                    self.follows.insert(id, follows);
+                }
                 FromClient::Stream { id, io, data, .. } if io.op.is_write() => {
                     io.check(&data).expect("a valid write");
                     let list = io.op.pieces(&data).expect("a list of pieces");

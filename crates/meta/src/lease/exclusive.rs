@@ -5,13 +5,14 @@
 //! Invariant: before another client observes the directory, the server revokes the exclusive lease,
 //! and the holder flushes its pending operations before it acknowledges the revocation.
 
-use espalier_proto::{ClientId, Errno, Ino, Request};
+use espalier_proto::{ClientId, Errno, Ino, NewNode, Reply, Request};
 
 use super::table::{LeaseKey, Leases};
 use crate::config::Atime;
 use crate::machine::{Cx, Meta};
 use crate::record::{Body, Inode};
 use crate::step::{Step, Stop, Wait};
+use crate::task::Task;
 use crate::trash::INTERNAL_CLIENT;
 
 impl Meta {
@@ -152,6 +153,21 @@ impl Meta {
         }
         let epoch = leases.prepare_grant(client, &keys, now);
         leases.finish_grant(client, &keys, epoch, now)
+    }
+
+    /// Grants the exclusive lease on a directory that its client has created under write-back in an
+    /// exclusive one, and may have filled: no other client can have observed it.
+    pub(crate) fn grant_created(&mut self, task: &Task, result: &Result<Reply, Errno>, now: u64) {
+        let Request::Create { dir, node: NewNode::Directory, writeback: Some(_), .. } = task.request else {
+            return;
+        };
+        if let (Some(leases), Ok(Reply::Entry(entry))) = (&mut self.leases, result)
+            && leases.is_held_by(task.from, LeaseKey::Exclusive(dir))
+        {
+            let keys = [LeaseKey::Exclusive(entry.attr.ino)];
+            let epoch = leases.prepare_grant(task.from, &keys, now);
+            leases.finish_grant(task.from, &keys, epoch, now);
+        }
     }
 
     /// True if the client uses metadata write-back: it has a pool of inode numbers.

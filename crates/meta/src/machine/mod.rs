@@ -146,12 +146,12 @@ impl Meta {
             self.reserve_numbers();
         }
         match input {
-            Input::Request { from, id, below, caller, request } => {
+            Input::Request { from, id, below, follows, caller, request } => {
                 self.metrics.heartbeats.arrived(now.queued + self.tasks.len());
                 let task = Task::new(from, id, caller, request);
                 match self.config.session_ms {
                     None => self.run(now, task, None, out),
-                    Some(_) => self.admit(now, task, below, out),
+                    Some(_) => self.admit(now, task, (below, follows), out),
                 }
             }
             Input::Connect { client, leases, resumes } => {
@@ -194,6 +194,7 @@ impl Meta {
             }
         }
         self.resume_filling(now, out);
+        self.resume_ordered(now, out);
         if self.sweep_due {
             self.start_sweep(now, out);
         }
@@ -368,6 +369,7 @@ impl Meta {
                 return;
             }
             self.note(task, &result);
+            self.grant_created(task, &result, now.uptime_ms);
         }
         if task.request.is_about_locks() {
             // Lock replies do not wait for the journal; they must precede later notifications of

@@ -34,7 +34,7 @@ impl SessionState {
             Some(rank) => drop(self.forwarded_below.insert(rank, below)),
             None => self.below = below,
         }
-        let is_over = |request: &RequestState| !matches!(request, RequestState::Running);
+        let is_over = |request: &RequestState| !request.is_under_way();
         let answered =
             self.requests.extract_if(below.first_of_origin()..below, |_, request| is_over(request));
         for (_, request) in answered {
@@ -85,7 +85,7 @@ impl Meta {
         let Some(session) = self.sessions.clients.get(&task.from) else { return };
         let is_admitted = !session.awaited && !session.left && task.id.origin().is_some();
         if is_admitted && task.id.origin() == below.origin() && task.request.forwarded_name().is_some() {
-            self.admit(now, task, below, out);
+            self.admit(now, task, (below, Vec::new()), out);
         }
     }
 

@@ -8,6 +8,8 @@ mod completed;
 mod data;
 mod ends;
 mod forwarded;
+mod lifetime;
+mod order;
 mod persisted;
 mod recall;
 mod reclaim;
@@ -30,33 +32,24 @@ use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
 use alloc::vec::Vec;
 
 use espalier_proto::{
-    Access, Accesses, Caller, ClientId, DataRequest, Errno, Ino, Opened, Rank, Recall, Reply, Request,
-    RequestId, SetAttr, StreamIo, Touched,
+    Access, Accesses, ClientId, Errno, Ino, Opened, Rank, Recall, Reply, Request, RequestId, SetAttr,
+    StreamIo, Touched,
 };
 
 use crate::event::Event;
-use crate::io::Purpose;
-use crate::journal::HeldOutput;
 use crate::lease::PreparedGrant;
 use crate::machine::Meta;
 use crate::outbox::{Answered, Now, Outbox};
 use crate::progress::Progress::Append;
 use crate::state::FxMap;
 use crate::task::Task;
-use crate::trash::INTERNAL_CLIENT;
 
-/// Maximum number of sessions.
-const MAX_SESSIONS: usize = DataRequest::MAX_SESSIONS;
 /// Maximum distance of a request's number from the first unacknowledged one.
 const WINDOW: u64 = 1024;
 /// Maximum number of requests, reclaim requests included.
 const MAX_REQUESTS: u64 = 16 * WINDOW;
 /// Approximate bound on the answers stored for a client, in bytes.
 const WINDOW_BYTES: usize = 1 << 20;
-/// Number of departed clients that are remembered and announced to other ranks.
-const MOST_LEFT: usize = 4096;
-/// Inodes of ended sessions that are released per step; bounds how long other operations wait.
-const RELEASE: usize = 128;
 
 /// Volatile state of all sessions.
 #[derive(Debug, Default)]
@@ -82,6 +75,7 @@ pub(crate) struct SessionTable {
     began_ms: Option<u64>,
     /// Locks on the ends of files.
     pub ends: ends::Ends,
+    pub order: order::RequestOrder,
     /// All leases from before the restart have expired.
     leases_over: bool,
     /// Orphans that no client has reclaimed; freed at the end of the grace period.
@@ -133,6 +127,8 @@ struct SessionState {
 #[derive(Debug)]
 enum RequestState {
     Running,
+    /// The answer waits for the journal.
+    Executed,
     Answered(Result<Reply, Errno>),
     /// The answer is not stored, since the request can be executed again. It counted lookups of
     /// these inodes.
@@ -192,19 +188,35 @@ impl SessionState {
     }
 
     fn is_busy(&self) -> bool {
-        self.requests.values().any(|progress| matches!(progress, RequestState::Running))
+        self.requests.values().any(RequestState::is_under_way)
+    }
+}
+
+impl RequestState {
+    fn is_under_way(&self) -> bool {
+        matches!(self, Self::Running | Self::Executed)
     }
 }
 
 impl Meta {
     /// Runs a client's request unless it has been executed before. A request can release only what
     /// its session holds.
-    pub(crate) fn admit(&mut self, now: Now, mut task: Task, below: RequestId, out: &mut Outbox) {
-        let (from, id) = (task.from, task.id);
+    pub(crate) fn admit(
+        &mut self,
+        now: Now,
+        task: Task,
+        (below, follows): (RequestId, Vec<RequestId>),
+        out: &mut Outbox,
+    ) {
         let reclaims = matches!(task.request, Request::Reclaim { .. } | Request::ReclaimLocks { .. });
-        if !self.begin(now, (from, id), below, reclaims, out) {
-            return;
+        if self.begin(now, (task.from, task.id), below, reclaims, out) {
+            self.begin_after(now, follows, task, out);
         }
+    }
+
+    /// Begins an admitted request.
+    fn begin_task(&mut self, now: Now, mut task: Task, out: &mut Outbox) {
+        let (from, id) = (task.from, task.id);
         let persisted = self.state.sessions.get(&from).and_then(|persisted| persisted.completed.get(&id));
         match (persisted, &mut task.request) {
             (Some(CompletedOutcome::Appending { offset, .. }), Request::Write { data, .. }) => {
@@ -271,7 +283,7 @@ impl Meta {
             Some(_) => session.requests.range(id.first_of_origin()..id).count() as u64 >= WINDOW,
         };
         match session.requests.get_mut(&id) {
-            Some(RequestState::Running) => return false,
+            Some(RequestState::Running | RequestState::Executed) => return false,
             Some(RequestState::Answered(result)) => return reply_with(result.clone()),
             Some(progress @ RequestState::Rerunnable(_)) => {
                 if let RequestState::Rerunnable(inos) = core::mem::replace(progress, RequestState::Running) {
@@ -376,6 +388,10 @@ impl Meta {
     /// anything, its outcome in the journal.
     pub(crate) fn note(&mut self, task: &Task, result: &Result<Reply, Errno>) {
         let Some(session) = self.sessions.clients.get_mut(&task.from) else { return };
+        if let Some(progress) = session.requests.get_mut(&task.id) {
+            *progress = RequestState::Executed;
+            self.sessions.order.executed((task.from, task.id));
+        }
         if task.again.is_some() {
             if let Some((ino, hold)) = session.reserved.remove(&task.id)
                 && result.is_err()
@@ -413,6 +429,7 @@ impl Meta {
     ) -> bool {
         let Some(session) = self.sessions.clients.get_mut(&to) else { return false };
         let Some(progress) = session.requests.get_mut(&id) else { return false };
+        self.sessions.order.executed((to, id));
         *progress = match result {
             // The awaited lock may have been granted meanwhile.
             Ok(Reply::Bytes(_) | Reply::Waits) => RequestState::Rerunnable(Vec::new()),
@@ -426,121 +443,6 @@ impl Meta {
             }
         };
         session.acknowledge(session.below);
-        true
-    }
-
-    // ---- Beginning and ending
-
-    /// Starts or resumes a client's session. A client that resumes gets no new session: if that
-    /// answer were lost, the client would take it for the old one and execute old requests again.
-    pub(crate) fn connect(
-        &mut self,
-        now: Now,
-        client: ClientId,
-        (leases, resumes): (bool, bool),
-        out: &mut Outbox,
-    ) {
-        if self.config.session_ms.is_none() {
-            return;
-        }
-        if let Some(session) = self.sessions.clients.get_mut(&client) {
-            (session.heard_ms, session.left) = (Some(now.uptime_ms), false);
-            self.want_leases(client, leases);
-            return self.connect_when_written(client, out);
-        }
-        if resumes {
-            return out.refused.push((client, Errno::ESTALE));
-        }
-        if client == INTERNAL_CLIENT {
-            return out.refused.push((client, Errno::EINVAL));
-        }
-        if self.sessions.clients.len() >= MAX_SESSIONS {
-            return out.refused.push((client, Errno::ENFILE));
-        }
-        if self.journal.broken.is_some() {
-            return out.refused.push((client, Errno::EIO));
-        }
-        let session = SessionState { heard_ms: Some(now.uptime_ms), ..SessionState::default() };
-        self.sessions.clients.insert(client, session);
-        self.sessions.left.retain(|left| *left != client);
-        self.want_leases(client, leases);
-        self.journal_session(client, true);
-        self.connect_when_written(client, out);
-    }
-
-    fn connect_when_written(&mut self, client: ClientId, out: &mut Outbox) {
-        self.sessions.clients.entry(client).and_modify(|session| session.connecting = true);
-        let held = HeldOutput::Session(client, Ok(()));
-        if let Some(HeldOutput::Session(client, result)) = self.journal.hold_written(held) {
-            self.connected(client, result, out);
-        }
-    }
-
-    /// Reports a session whose event is in the journal, or could not be written.
-    pub(crate) fn connected(&mut self, client: ClientId, result: Result<(), Errno>, out: &mut Outbox) {
-        let session = self.sessions.clients.get_mut(&client);
-        let is_there = session.map(|session| session.connecting = false).is_some();
-        match result {
-            Ok(()) if is_there => out.connected.push(client),
-            // The client has left meanwhile.
-            Ok(()) => out.refused.push((client, Errno::ESTALE)),
-            Err(errno) => out.refused.push((client, errno)),
-        }
-    }
-
-    pub(crate) fn heard(&mut self, now: Now, client: ClientId) {
-        if let Some(session) = self.sessions.clients.get_mut(&client) {
-            session.heard_ms = Some(now.uptime_ms);
-        }
-    }
-
-    /// Ends a client's session at its own request; what it holds is released.
-    pub(crate) fn leave(&mut self, now: Now, client: ClientId, out: &mut Outbox) {
-        let Some(session) = self.sessions.clients.get_mut(&client) else { return };
-        session.left = true;
-        if self.config.ranks > 1 {
-            self.sessions.left.push_back(client);
-            if self.sessions.left.len() > MOST_LEFT {
-                self.sessions.left.pop_front();
-            }
-        }
-        // Requests in progress end first: their outcome would belong to no session.
-        if !session.is_busy() && self.end_session(now, client, out) {
-            self.release_abandoned_soon(now, out);
-        }
-    }
-
-    /// Ends the sessions of clients that left another rank and have not reclaimed here.
-    pub(crate) fn left_other_rank(&mut self, now: Now, clients: &[ClientId], out: &mut Outbox) {
-        for client in clients {
-            if self.sessions.clients.get(client).is_some_and(|session| session.awaited) {
-                self.leave(now, *client, out);
-            }
-        }
-    }
-
-    /// Ends a session. Returns false if data servers must first stop serving the client, or the
-    /// client must be fenced in the data pool.
-    fn end_session(&mut self, now: Now, client: ClientId, out: &mut Outbox) -> bool {
-        if !self.is_cut_off(client, out) {
-            return false;
-        }
-        let Some(session) = self.sessions.clients.remove(&client) else { return false };
-        self.sessions.abandoned.extend(session.held);
-        let removing = self.sessions.removing.extract_if(.., |_, by| *by == client);
-        // The forget of such a file then frees its remainder.
-        self.sessions.abandoned.extend(removing.map(|(ino, _)| (ino, Hold::LOOKUP)));
-        self.journal_session(client, false);
-        self.drop_leases(now, client, out);
-        self.locks.end(client);
-        self.unlock_ends(now, |(by, _)| by == client, out);
-        if session.awaited {
-            if self.config.data_pool {
-                // It may have written until it was fenced to files that it has not reclaimed.
-                self.state.size_dirty.must_measure_all();
-            }
-            self.await_no_more(now, out);
-        }
         true
     }
 
@@ -559,9 +461,7 @@ impl Meta {
     /// True if a request of the client is in progress and will be answered.
     pub fn is_under_way(&self, client: ClientId, id: RequestId) -> bool {
         let session = self.sessions.clients.get(&client);
-        session
-            .and_then(|session| session.requests.get(&id))
-            .is_some_and(|it| matches!(it, RequestState::Running))
+        session.and_then(|session| session.requests.get(&id)).is_some_and(RequestState::is_under_way)
     }
 
     /// True if the client has looked up the inode and not forgotten it, or it is the client's root.
@@ -575,76 +475,6 @@ impl Meta {
     /// The client's number of opens of an inode, as far as answers have been sent.
     pub(crate) fn opens_of(&self, client: ClientId, ino: Ino) -> u32 {
         self.sessions.clients.get(&client).map_or(0, |session| session.opens(ino))
-    }
-
-    fn journal_session(&mut self, client: ClientId, begins: bool) {
-        if !self.config.read_only {
-            self.append_loaded(&Event::Session { client, begins });
-        }
-    }
-
-    /// Ends the sessions that have been silent for too long.
-    pub(crate) fn expire(&mut self, now: Now, out: &mut Outbox) {
-        let Some(limit) = self.config.session_ms else { return };
-        self.wait_for_leases(now, out);
-        let mut expired: Vec<ClientId> = Vec::new();
-        for (client, session) in &mut self.sessions.clients {
-            if session.connecting {
-                session.heard_ms = Some(now.uptime_ms);
-            }
-            let heard = *session.heard_ms.get_or_insert(now.uptime_ms);
-            if session.left || now.uptime_ms.saturating_sub(heard) > limit.into() {
-                expired.push(*client);
-            }
-        }
-        expired.sort_unstable();
-        for client in expired {
-            self.give_up_groups(now, client, out);
-            let is_idle = self.sessions.clients.get(&client).is_some_and(|session| !session.is_busy());
-            if is_idle && self.end_session(now, client, out) {
-                out.expired.push(client);
-            }
-        }
-        self.release_abandoned_soon(now, out);
-    }
-
-    /// Fails the group queries of a client that is gone.
-    fn give_up_groups(&mut self, now: Now, client: ClientId, out: &mut Outbox) {
-        let is_group_query = |purpose: &Purpose| match purpose {
-            Purpose::Groups(number) => self.tasks.get(number).is_some_and(|task| task.from == client),
-            _ => false,
-        };
-        let group_queries = self.io.iter().filter(|(_, purpose)| is_group_query(purpose)).map(|(id, _)| *id);
-        for id in group_queries.collect::<Vec<_>>() {
-            self.done(now, id, Err(Errno::EIO), out);
-        }
-    }
-
-    fn release_abandoned_soon(&mut self, now: Now, out: &mut Outbox) {
-        if !self.sessions.releasing {
-            self.release_abandoned(now, out);
-        }
-    }
-
-    /// Releases some abandoned holds, as if their clients had released them.
-    pub(crate) fn release_abandoned(&mut self, now: Now, out: &mut Outbox) {
-        let count = self.sessions.abandoned.len().min(RELEASE);
-        for (ino, Hold { lookups, opens, .. }) in self.sessions.abandoned.drain(..count).collect::<Vec<_>>() {
-            if lookups > 0 {
-                let request = Request::Forget { ino, lookups };
-                self.run(now, Task::new(INTERNAL_CLIENT, RequestId(0), Caller::SERVER, request), None, out);
-            }
-            if opens > 0 {
-                // The last close counts the bytes written.
-                self.state.close(ino, opens - 1);
-                let request = Request::Release { ino };
-                self.run(now, Task::new(INTERNAL_CLIENT, RequestId(0), Caller::SERVER, request), None, out);
-            }
-        }
-        self.sessions.releasing = !self.sessions.abandoned.is_empty();
-        if self.sessions.releasing {
-            self.rest_abandoned(out);
-        }
     }
 }
 

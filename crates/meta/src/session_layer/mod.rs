@@ -192,7 +192,7 @@ impl SessionLayer {
     ) -> Result<bool, Unrestricted> {
         let mut is_answered = true;
         match message {
-            FromClient::Request { id, below, announced, caller, request } => {
+            FromClient::Request { id, below, follows, announced, caller, request } => {
                 if rights.subtree.is_some() && self.meta.root_of(client).is_none() {
                     return Err(Unrestricted);
                 }
@@ -201,7 +201,7 @@ impl SessionLayer {
                     self.answer((client, id), Err(refusal));
                 } else {
                     let caller = rights.caller(caller);
-                    self.input(now, Input::Request { from: client, id, below, caller, request });
+                    self.input(now, Input::Request { from: client, id, below, follows, caller, request });
                     let last = self.out.replies.last().map(|last| (last.to, last.id));
                     is_answered = last == Some((client, id)) || self.meta.is_under_way(client, id);
                 }

@@ -42,7 +42,7 @@ impl Routed {
     fn send_to(&mut self, rank: u16, id: RequestId, request: &Request) -> Option<Result<Reply, Errno>> {
         let (caller, request, below) = (ROOT_CALLER, request.clone(), RequestId(0));
         let host = &mut self.fs.0[usize::from(rank)];
-        host.input(Input::Request { from: CLIENT, id, below, caller, request });
+        host.input(Input::Request { from: CLIENT, id, below, follows: Vec::new(), caller, request });
         host.run_until_idle();
         host.answers.remove(&id.0)
     }

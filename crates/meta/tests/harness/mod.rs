@@ -202,6 +202,7 @@ impl Harness {
             from,
             id: RequestId(id),
             below: RequestId(id),
+            follows: Vec::new(),
             caller: caller.clone(),
             request,
         });

@@ -87,7 +87,7 @@ impl TestServer {
         // Requests of different clients get different numbers, so the harness can distinguish them.
         let id = RequestId((from.0 << 32) + number);
         let below = RequestId((from.0 << 32) + 1);
-        self.fs.input(Input::Request { from, id, below, caller: ROOT_CALLER, request });
+        self.fs.input(Input::Request { from, id, below, follows: Vec::new(), caller: ROOT_CALLER, request });
         id
     }
 

@@ -184,7 +184,7 @@ fn create_repeated_after_restart_is_completed() {
     let reclaim = Request::Reclaim { held: vec![], last: true, again: vec![] };
     for (from, number, request) in [(OTHER, 1, reclaim.clone()), (ONE, id + 1, reclaim), (ONE, id, request)] {
         let (id, below, caller) = (RequestId(number), RequestId(number.min(id)), caller.clone());
-        fs.input(Input::Request { from, id, below, caller, request });
+        fs.input(Input::Request { from, id, below, follows: Vec::new(), caller, request });
     }
     fs.next = id + 1;
     fs.run_until_idle();

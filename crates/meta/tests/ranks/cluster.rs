@@ -283,7 +283,7 @@ impl RankCluster {
         match message {
             FromClient::Request { id, below, caller, request, .. } => {
                 fs.now.nanos += 1;
-                fs.input(Input::Request { from, id, below, caller, request });
+                fs.input(Input::Request { from, id, below, follows: Vec::new(), caller, request });
             }
             FromClient::Revoked { number } => fs.input(Input::Revoked { client: from, number }),
             _ => unreachable!(),

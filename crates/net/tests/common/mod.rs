@@ -127,7 +127,14 @@ pub fn stat(id: u64) -> FromClient {
 
 fn request_of(id: u64, request: Request) -> FromClient {
     let caller = Caller { uid: 1, gid: 2, pid: 3, groups: Default::default() };
-    FromClient::Request { id: RequestId(id), below: RequestId(0), announced: false, caller, request }
+    FromClient::Request {
+        id: RequestId(id),
+        below: RequestId(0),
+        follows: Vec::new(),
+        announced: false,
+        caller,
+        request,
+    }
 }
 
 pub fn bytes(id: u64, data: Vec<u8>) -> FromServer {

@@ -170,7 +170,7 @@ impl OfflineClient {
         self.last += 1;
         let id = RequestId(self.last);
         let caller = self.caller.clone();
-        let input = Input::Request { from: CLIENT, id, below: id, caller, request };
+        let input = Input::Request { from: CLIENT, id, below: id, follows: Vec::new(), caller, request };
         let replies = run(&mut self.volumes, [(self.rank, input)].into());
         // Without a reply it waits for a server or client that does not run.
         let answered = replies.into_iter().find(|answered| answered.to == CLIENT && answered.id == id);

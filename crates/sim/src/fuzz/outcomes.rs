@@ -181,6 +181,7 @@ mod tests {
         let message = FromClient::Request {
             id,
             below: id,
+            follows: Vec::new(),
             announced: false,
             caller: Caller::SERVER,
             request: request.clone(),

@@ -72,7 +72,10 @@ impl World<'_> {
                 Input::Connect { client: ADMINISTRATOR, leases: false, resumes: false },
             );
             let (from, below, caller) = (ADMINISTRATOR, id, Caller::SERVER);
-            server.input(&mut self.fabric, Input::Request { from, id, below, caller, request });
+            server.input(
+                &mut self.fabric,
+                Input::Request { from, id, below, follows: Vec::new(), caller, request },
+            );
         }
         self.fabric.after(RETRY, SimEvent::SetBalancer);
     }

@@ -161,7 +161,7 @@ impl Embedded {
         self.requests += 1;
         let id = RequestId(self.requests);
         let (from, caller) = (ClientId(1), caller.clone());
-        let mut inputs = vec![Input::Request { from, id, below: id, caller, request }];
+        let mut inputs = vec![Input::Request { from, id, below: id, follows: Vec::new(), caller, request }];
         let mut answer = None;
         while let Some(input) = inputs.pop() {
             let mut out = Outbox::default();

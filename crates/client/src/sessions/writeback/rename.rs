@@ -2,14 +2,14 @@
 
 use espalier_proto::{Access, Attr, Caller, FileType, Ino, Name, RenameFlags, Request};
 
-use super::{ChangeKind, Unsent};
+use super::ChangeKind;
 use crate::sessions::rights::certainly_may;
 use crate::sessions::{OwnedCall, Sessions};
 use crate::{Answer, Call};
 
 impl<T> Sessions<T> {
     /// Acknowledges and sends a rename in an exclusive directory of a file or symbolic link that no
-    /// other client knows. It is sent when the earlier operations on the file are answered.
+    /// other client knows.
     pub(super) fn writeback_rename(&mut self, now: u64, incoming: &OwnedCall<T>) -> Option<(Answer, u64)> {
         let Call::Request(request) = &incoming.call else { return None };
         let Request::Rename { from_dir: dir, from, to_dir, to, flags, .. } = request else { return None };
@@ -42,13 +42,12 @@ impl<T> Sessions<T> {
             Some(replaced)
         };
         self.announce_delegated(now, moved.ino);
-        let is_first = !self.cache.has_pending(moved.ino);
         let moved = Attr { ctime: time, ..moved };
         self.cache.rename_pending(dir, [from, to], &moved, replaced.as_ref(), now);
         let change_kind = ChangeKind::Rename([from.clone(), to.clone()]);
         let change = self.writeback.new_change(incoming.call_id, dir, change_kind, moved.ino, now);
         let request = request.clone().acknowledged(moved.ino, time);
-        self.send_in_order(is_first, Unsent { change, caller: incoming.caller.clone(), request });
+        self.send_in_order(change, incoming.caller.clone(), request);
         Some((Answer::Done, 0))
     }
 
