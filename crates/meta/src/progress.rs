@@ -23,6 +23,17 @@ pub(crate) enum Progress {
         offset: u64,
         bytes: Bytes,
     },
+    /// A stuffed file has been truncated or extended.
+    Truncated(Ino),
+    /// The growth by an append at this offset of a stream has been counted.
+    Extended {
+        offset: u64,
+    },
+    /// The file has been unstuffed.
+    Unstuffed {
+        /// Together with the bytes of the write by which it outgrew its strip.
+        is_written: bool,
+    },
     /// Other clients have been asked to announce their writes; the operation waits for them until
     /// this uptime in milliseconds.
     LeasingData {

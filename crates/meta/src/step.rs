@@ -1,6 +1,6 @@
 //! Steps of operations. An operation is straight-line code that may start over: it returns
 //! with `?` when it must wait, and runs again from its first line when that has arrived. Invariant:
-//! nothing is changed before the last `?`.
+//! nothing is changed before the last `?` of a run (`machine/commit.rs`).
 
 use alloc::vec::Vec;
 
@@ -8,6 +8,7 @@ use bytes::Bytes;
 use espalier_proto::{ClientId, Errno, Ino, ObjectId, Rank, RequestId, StreamStat, Time};
 
 use crate::lease::LeaseKey;
+use crate::machine::Staged;
 use crate::rank::Age;
 
 /// The result of an operation, or of a part of one.
@@ -17,6 +18,9 @@ pub(crate) type Step<T> = Result<T, Stop>;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Stop {
     Wait(Wait),
+    /// The run has made a change that is not the operation's last one: the operation starts over at
+    /// once.
+    Again(Staged),
     Fail(Errno),
     /// Another fragment of this directory record's directory has the name that the request names.
     Misrouted(Ino),

@@ -14,7 +14,7 @@ use espalier_proto::{
 use crate::event::Event;
 use crate::io::Purpose;
 use crate::journal::HeldOutput;
-use crate::machine::{Cx, Meta};
+use crate::machine::{Cx, Final, Meta};
 use crate::outbox::{Io, IoId, Now, Outbox};
 use crate::pool::round_robin;
 use crate::record::{Body, Inode};
@@ -334,16 +334,18 @@ impl Meta {
         self.io.iter().find(|(_, purpose)| waits(purpose)).map(|(id, _)| *id)
     }
 
-    pub(crate) fn recount_file(&mut self, cx: &mut Cx<'_>, ino: Ino) -> Step<Reply> {
+    pub(crate) fn recount_file(&mut self, cx: &mut Cx<'_>, ino: Ino) -> Step<Final<'_>> {
         let size = self.measure(cx, ino)?;
         let cached = self.state.cached(ino)?;
         // A client that has opened it again may have been granted growth.
         let (is_open, counted) = (cached.opens > 0, cached.inode.counted_bytes());
-        self.count_size(cx, ino, if is_open { size.max(counted) } else { size })?;
-        if !is_open {
-            self.state.size_dirty.counted(ino);
-        }
-        Ok(Reply::Done)
+        let count = self.count_event(&cached.inode, if is_open { size.max(counted) } else { size });
+        self.commit_all(cx, count.as_slice(), |meta, _| {
+            if !is_open {
+                meta.state.size_dirty.counted(ino);
+            }
+            Reply::Done
+        })
     }
 
     /// The event that completes [`StreamCall::Fill`]: the file's bytes are in its stream.

@@ -27,8 +27,8 @@ pub(crate) struct Cx<'a> {
     pub is_acknowledged: bool,
     /// The reply must wait until everything so far is durable.
     pub durable: bool,
-    /// The operation has changed something.
-    pub changed: bool,
+    /// The last event of the operation, if it has changed something.
+    pub changed: Option<u64>,
     /// True if its changes share commits, by the policy of the changed inodes.
     pub coalescing: Option<bool>,
     /// The state that the reply exposes, as far as it may be cached.
@@ -70,17 +70,13 @@ impl Cx<'_> {
         }
     }
 
-    /// True if an earlier run of this operation has truncated or extended a stream.
-    pub(crate) fn has_truncated(&self) -> bool {
-        self.streams
-            .iter()
-            .any(|(call, result)| matches!(call, StreamCall::Truncate { .. }) && result.is_ok())
-    }
-
-    /// The file whose stream this operation has truncated to zero.
-    pub(crate) fn emptied(&self) -> Option<Ino> {
+    /// The file that an earlier run of this operation has truncated or extended.
+    pub(crate) fn truncated(&self) -> Option<Ino> {
+        if let Progress::Truncated(ino) = &*self.progress {
+            return Some(*ino);
+        }
         self.streams.iter().find_map(|(call, result)| match call {
-            StreamCall::Truncate { ino, size: 0, .. } if result.is_ok() => Some(*ino),
+            StreamCall::Truncate { ino, .. } if result.is_ok() => Some(*ino),
             _ => None,
         })
     }
@@ -137,8 +133,10 @@ pub(crate) struct Task {
     pub page: Option<Page>,
     /// The last load; a second one for the same record would loop.
     pub loaded: Option<Load>,
-    /// It has changed something in an earlier run.
-    pub changed: bool,
+    /// The last event of its earlier runs.
+    pub changed: Option<u64>,
+    /// Inodes that its earlier runs have changed.
+    pub touched: Vec<Ino>,
     /// True if its changes share commits, by the policy of the changed inodes.
     pub coalescing: Option<bool>,
     pub progress: Progress,
@@ -151,21 +149,20 @@ pub(crate) struct Task {
 
 impl Task {
     pub(crate) fn new(from: ClientId, id: RequestId, caller: Caller, request: Request) -> Self {
-        let (streams, streams_since, barriers) = (Vec::new(), 0, Vec::new());
-        let (page, loaded, changed, progress) = (None, None, false, Progress::None);
         Self {
             from,
             id,
             caller,
             request,
-            streams,
-            streams_since,
-            barriers,
-            page,
-            loaded,
-            changed,
+            streams: Vec::new(),
+            streams_since: 0,
+            barriers: Vec::new(),
+            page: None,
+            loaded: None,
+            changed: None,
+            touched: Vec::new(),
             coalescing: None,
-            progress,
+            progress: Progress::None,
             again: None,
             coordinator: None,
             peer_request: None,

@@ -13,6 +13,7 @@ use crate::io::Purpose;
 use crate::journal::HeldOutput;
 use crate::machine::{Cx, Meta};
 use crate::outbox::{Io, Now, Outbox};
+use crate::progress::Progress;
 use crate::record::Body;
 use crate::step::{Step, Stop, StreamCall, Wait};
 use crate::striping::Layouts;
@@ -86,9 +87,23 @@ impl Filling {
 impl Meta {
     /// Moves a stuffed file's bytes to a stream. Readers continue meanwhile; a concurrent change
     /// starts it over. `written`: bytes to write there too, with their offset.
-    pub(crate) fn unstuff(&mut self, cx: &mut Cx<'_>, ino: Ino, written: Option<(u64, &[u8])>) -> Step<()> {
+    pub(crate) fn unstuff(&mut self, cx: &mut Cx<'_>, ino: Ino, written: Option<(u64, &[u8])>) -> Stop {
+        let unstuffing = self.fill(cx, ino, written).and_then(|()| self.unstuffing(ino));
+        let event = match unstuffing {
+            Ok(event) => event,
+            Err(stop) => return stop,
+        };
+        self.stage_all(cx, &[event], |meta, cx| {
+            meta.journal.hold(meta.state.sequence, HeldOutput::FinaliseStream(ino));
+            meta.filling.end(ino);
+            *cx.progress = Progress::Unstuffed { is_written: written.is_some() };
+        })
+    }
+
+    /// Fills the stream of a stuffed file.
+    fn fill(&mut self, cx: &mut Cx<'_>, ino: Ino, written: Option<(u64, &[u8])>) -> Step<()> {
         let inode = self.state.inode(ino)?;
-        let Body::Stuffed { mut size, .. } = inode.body else { return Ok(()) };
+        let Body::Stuffed { mut size, .. } = inode.body else { return Err(Errno::EINVAL.into()) };
         let mut mtime = inode.mtime;
         let mut bytes = self.state.strip(ino)?.to_vec();
         // The stream makes its own allocations.
@@ -119,9 +134,6 @@ impl Meta {
             }
         };
         cx.stream(StreamCall::Fill { ino, version, bytes: bytes.into(), size, mtime, sync, clean })?;
-        self.stage(cx, &self.unstuffing(ino)?)?;
-        self.journal.hold(self.state.sequence, HeldOutput::FinaliseStream(ino));
-        self.filling.end(ino);
         Ok(())
     }
 

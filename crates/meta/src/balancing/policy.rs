@@ -182,7 +182,7 @@ impl Meta {
         self.writable()?;
         let event = log_event(log, cx.now, self.state.inode(Ino::ROOT)?.ctime);
         self.append(&event)?;
-        cx.changed = true;
+        cx.changed = Some(self.state.sequence);
         Ok(())
     }
 

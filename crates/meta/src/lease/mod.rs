@@ -51,6 +51,11 @@ pub(crate) struct ReadSet {
 }
 
 impl ReadSet {
+    /// Nothing but the inodes that earlier runs of the operation have changed.
+    pub fn after(touched: Vec<Ino>) -> Self {
+        Self { touched, ..Self::default() }
+    }
+
     /// Marks the reply as not cacheable.
     pub fn refuse(&mut self) {
         self.refused = true;

@@ -1,13 +1,16 @@
-//! The step contract: an operation waits or fails only before it changes something.
+//! The step contract: a run of an operation makes at most one change, and nothing but a closure
+//! that cannot fail runs after it.
 //!
 //! - [`Meta::commit`] ends an operation. The rest of the operation is a closure that cannot return
 //!   an error; its result, a [`Final`], borrows the machine, so nothing can follow but the return.
-//! - [`Meta::stage`] makes a change that stands by itself. The operation may wait or fail after it,
-//!   and then starts over: it must find the change done.
+//! - [`Meta::stage`] makes a change before the last one and ends the run: it returns no value but
+//!   the [`Stop`] with which the operation starts over at once. The next run finds the change done,
+//!   by the state, or by the operation's `Progress`.
 //! - [`Meta::append_loaded`] appends a consequence of a change. It cannot fail.
 
 use alloc::format;
 use core::marker::PhantomData;
+use core::slice;
 
 use espalier_proto::{Ino, Reply};
 
@@ -15,7 +18,7 @@ use super::{Cx, Meta};
 use crate::event::Event;
 use crate::journal::{Acknowledge, HeldOutput};
 use crate::progress::Progress;
-use crate::step::Step;
+use crate::step::{Step, Stop};
 
 /// The result of an operation that has ended. It borrows the machine: the operation can only return
 /// it.
@@ -33,7 +36,17 @@ impl<T> Final<'_, T> {
     pub(super) fn into_value(self) -> T {
         self.value
     }
+
+    /// Ends one part of an operation of many, such as a record of a merge. The operation notes its
+    /// place before it goes on, and may wait or fail in the next part.
+    pub(crate) fn end_part(self) -> T {
+        self.value
+    }
 }
+
+/// Shows that [`Meta::stage`] has made a change.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Staged(());
 
 impl Meta {
     /// Makes a change and ends the operation with `rest`.
@@ -43,18 +56,54 @@ impl Meta {
         event: &Event,
         rest: impl FnOnce(&mut Self, &mut Cx<'_>) -> T,
     ) -> Step<Final<'_, T>> {
-        self.stage(cx, event)?;
+        self.commit_all(cx, slice::from_ref(event), rest)
+    }
+
+    /// As [`Self::commit`], for a change of several events. All that the events after the first one
+    /// need must be in memory.
+    pub(crate) fn commit_all<T>(
+        &mut self,
+        cx: &mut Cx<'_>,
+        events: &[Event],
+        rest: impl FnOnce(&mut Self, &mut Cx<'_>) -> T,
+    ) -> Step<Final<'_, T>> {
+        self.change(cx, events)?;
         Ok(Final::of(rest(self, cx)))
     }
 
-    /// Makes a change that stands without the rest of the operation: revokes leases on it, applies
-    /// it and appends it to the journal.
-    pub(crate) fn stage(&mut self, cx: &mut Cx<'_>, event: &Event) -> Step<()> {
-        self.revoke(cx, event)?;
-        self.append(event)?;
-        cx.changed = true;
+    /// Makes a change that stands without the rest of the operation, which then starts over. The
+    /// caller returns the result.
+    #[must_use]
+    pub(crate) fn stage(&mut self, cx: &mut Cx<'_>, event: &Event) -> Stop {
+        self.stage_all(cx, slice::from_ref(event), |_, _| {})
+    }
+
+    /// As [`Self::stage`], for a change of several events, as in [`Self::commit_all`], with
+    /// consequences.
+    #[must_use]
+    pub(crate) fn stage_all(
+        &mut self,
+        cx: &mut Cx<'_>,
+        events: &[Event],
+        consequences: impl FnOnce(&mut Self, &mut Cx<'_>),
+    ) -> Stop {
+        if let Err(stop) = self.change(cx, events) {
+            return stop;
+        }
+        consequences(self, cx);
+        Stop::Again(Staged(()))
+    }
+
+    /// Revokes leases on what the events change, applies the events and appends them to the
+    /// journal.
+    fn change(&mut self, cx: &mut Cx<'_>, events: &[Event]) -> Step<()> {
+        events.iter().try_for_each(|event| self.revoke(cx, event))?;
+        let Some((first, others)) = events.split_first() else { return Ok(()) };
+        self.append(first)?;
+        others.iter().for_each(|event| self.append_loaded(event));
+        cx.changed = Some(self.state.sequence);
         if self.config.acknowledge == Acknowledge::Durable {
-            cx.coalescing = cx.coalescing.or_else(|| self.coalescing(event));
+            cx.coalescing = cx.coalescing.or_else(|| events.iter().find_map(|event| self.coalescing(event)));
         }
         Ok(())
     }
@@ -65,7 +114,7 @@ impl Meta {
         known.filter_map(|inode| inode.policy().coalescing()).next()
     }
 
-    /// As [`Self::stage`], without a client: revokes no leases.
+    /// Applies an event and appends it to the journal, without a client: revokes no leases.
     pub(crate) fn append(&mut self, event: &Event) -> Step<()> {
         for ino in event.addressed().into_iter().flatten() {
             if let Some((dir, hash)) = self.state.unchanged_dentry(ino) {
@@ -129,8 +178,8 @@ impl Meta {
             }
             self.journal.hold(self.state.sequence, HeldOutput::RemoveStream(ino));
         } else {
-            cx.changed = true;
             self.append_loaded(&Event::Purge { ino });
+            cx.changed = Some(self.state.sequence);
         }
     }
 }

@@ -37,7 +37,7 @@ use crate::task::{Task, reported_time};
 use crate::trash::INTERNAL_CLIENT;
 use crate::uncommitted::Uncommitted;
 use crate::unstuff::Filling;
-pub(crate) use commit::Final;
+pub(crate) use commit::{Final, Staged};
 
 /// The metadata server's state machine. See the crate's description.
 #[derive(Debug)]
@@ -88,10 +88,20 @@ pub struct Meta {
     latest_reported: Time,
 }
 
+/// One run of an operation.
+struct OperationRun {
+    outcome: Step<Reply>,
+    /// The reply waits until everything so far is durable.
+    durable: bool,
+    read_set: ReadSet,
+}
+
 /// Maximum lead, in ms, of a client's estimate of this clock over the clock.
 const MAX_LEAD_MS: u64 = 1_000;
 
 impl Meta {
+    /// More runs than an operation needs without waiting.
+    const MOST_RUNS: u32 = 100;
     /// Ticks between checkpoints when nothing else requires one.
     const CHECKPOINT_TICKS: u64 = 30;
     /// Bytes of changes for which operations never wait.
@@ -267,32 +277,17 @@ impl Meta {
     }
 
     pub(crate) fn run(&mut self, now: Now, mut task: Task, number: Option<u64>, out: &mut Outbox) {
-        let mut cx = Cx {
-            now: self.time_of(&task.request, now.time),
-            uptime_ms: now.uptime_ms,
-            client: task.from,
-            id: task.id,
-            caller: &task.caller,
-            streams: &task.streams,
-            page: task.page,
-            loaded: task.loaded.as_ref(),
-            is_acknowledged: task.request.is_acknowledged(),
-            durable: false,
-            changed: task.changed,
-            coalescing: task.coalescing,
-            read_set: ReadSet::default(),
-            barriers: &mut task.barriers,
-            streams_have_changed: !task.streams.is_empty() && task.streams_since != self.streams_changed,
-            progress: &mut task.progress,
-            coordinator: &mut task.coordinator,
-        };
-        let outcome = match (&task.peer_request, &task.again) {
-            (Some(peer_request), _) => self.run_peer_request(&mut cx, peer_request).map(Final::into_value),
-            (None, Some(outcome)) => self.repeat_reply(&cx, outcome),
-            (None, None) => self.dispatch(&mut cx, &mut task.request),
-        };
-        let (durable, read_set) = (cx.durable, cx.read_set);
-        (task.changed, task.coalescing) = (cx.changed, cx.coalescing);
+        // Both runs of an operation that has made a change and starts over have one time.
+        let time = self.time_of(&task.request, now.time);
+        let mut run = self.run_once(now, time, &mut task);
+        let mut runs = 1;
+        while let Err(Stop::Again(_)) = run.outcome {
+            runs += 1;
+            debug_assert!(runs <= Self::MOST_RUNS, "{:?} does not find its changes done", task.request);
+            task.touched = run.read_set.touched;
+            run = self.run_once(now, time, &mut task);
+        }
+        let OperationRun { outcome, durable, read_set } = run;
         let outcome = match outcome {
             Err(Stop::Fail(Errno::EAGAIN)) if self.start_over(&mut task) => Err(Stop::Wait(Wait::While)),
             outcome => outcome,
@@ -301,7 +296,12 @@ impl Meta {
             self.count_operation(&task, &outcome);
         }
         match outcome {
-            Err(Stop::Wait(wait)) => self.wait(now, task, number, wait, out),
+            Err(Stop::Wait(wait)) => {
+                if task.changed.is_some() {
+                    task.touched = read_set.touched;
+                }
+                self.wait(now, task, number, wait, out);
+            }
             Ok(reply) => {
                 self.give_back(&mut task, out);
                 self.finish(now, &task, durable, read_set, Ok(reply), out);
@@ -314,7 +314,38 @@ impl Meta {
                 self.finish(now, &task, false, ReadSet::default(), Ok(reply), out);
             }
             Err(Stop::Relocated(ino, at)) => self.relocated(now, task, ino, at, out),
+            Err(Stop::Again(_)) => {}
         }
+    }
+
+    fn run_once(&mut self, now: Now, time: Time, task: &mut Task) -> OperationRun {
+        let mut cx = Cx {
+            now: time,
+            uptime_ms: now.uptime_ms,
+            client: task.from,
+            id: task.id,
+            caller: &task.caller,
+            streams: &task.streams,
+            page: task.page,
+            loaded: task.loaded.as_ref(),
+            is_acknowledged: task.request.is_acknowledged(),
+            durable: false,
+            changed: task.changed,
+            coalescing: task.coalescing,
+            read_set: ReadSet::after(core::mem::take(&mut task.touched)),
+            barriers: &mut task.barriers,
+            streams_have_changed: !task.streams.is_empty() && task.streams_since != self.streams_changed,
+            progress: &mut task.progress,
+            coordinator: &mut task.coordinator,
+        };
+        let outcome = match (&task.peer_request, &task.again) {
+            (Some(peer_request), _) => self.run_peer_request(&mut cx, peer_request).map(Final::into_value),
+            (None, Some(outcome)) => self.repeat_reply(&cx, outcome),
+            (None, None) => self.dispatch(&mut cx, &mut task.request),
+        };
+        let run = OperationRun { outcome, durable: cx.durable, read_set: cx.read_set };
+        (task.changed, task.coalescing) = (cx.changed, cx.coalescing);
+        run
     }
 
     pub(crate) fn refuse(&mut self, now: Now, task: &mut Task, errno: Errno, out: &mut Outbox) {
@@ -376,7 +407,8 @@ impl Meta {
             // grants.
             return self.answer(now, (task.from, task.id), result, &PreparedGrant::default(), out);
         }
-        let is_change = task.changed && result.is_ok() && self.config.acknowledge == Acknowledge::Durable;
+        let is_change =
+            task.changed.is_some() && result.is_ok() && self.config.acknowledge == Acknowledge::Durable;
         let until =
             if durable || is_change { self.state.sequence } else { self.last_change_of(&read_set, &result) };
         // The client may not hold the fragment.
@@ -420,7 +452,7 @@ impl Meta {
             Request::ForgetAll { inodes, released } => self.forget_all(cx, inodes, released),
             Request::GetAttr { ino } => self.getattr(cx, *ino),
             Request::SetAttr { ino, set } => self.setattr(cx, *ino, set).map(Final::into_value),
-            Request::ReadLink { ino } => self.readlink(cx, *ino),
+            Request::ReadLink { ino } => self.readlink(cx, *ino).map(Final::into_value),
             Request::Create { dir, name, node, perm, umask, open, exclusive, writeback } => {
                 let new = Creation {
                     dir: *dir,
@@ -444,22 +476,23 @@ impl Meta {
                 self.rename(cx, (*from_dir, from), (*to_dir, to), *flags).map(Final::into_value)
             }
             Request::Open { ino, how } => self.open(cx, *ino, *how),
-            Request::Release { ino } => self.release(cx, *ino),
-            Request::Read { ino, offset, size, noatime } => self.read(cx, *ino, *offset, *size, *noatime),
+            Request::Release { ino } => self.release(cx, *ino).map(Final::into_value),
+            Request::Read { ino, offset, size, noatime } => {
+                self.read(cx, *ino, *offset, *size, *noatime).map(Final::into_value)
+            }
             Request::Write { ino, offset, data, kill_suid_gid, .. } => {
                 self.write(cx, *ino, *offset, data, *kill_suid_gid).map(Final::into_value)
             }
             Request::Allocate { ino, offset, length, mode } => {
                 self.allocate(cx, *ino, *offset, *length, *mode).map(Final::into_value)
             }
-            Request::RemovePrivileges { ino } => {
-                let changed = self.remove_privileges(cx, *ino)?;
-                Ok(Reply::PrivilegesRemoved { changed })
-            }
+            Request::RemovePrivileges { ino } => self.remove_privileges(cx, *ino).map(Final::into_value),
             Request::Seek { ino, offset, what } => self.seek(cx, *ino, *offset, *what),
             Request::Fsync { ino } => self.fsync(cx, *ino),
             Request::SyncFs { rank } => self.syncfs(cx, *rank),
-            Request::ReadDir { dir, after, limit, plus } => self.readdir(cx, *dir, *after, *limit, *plus),
+            Request::ReadDir { dir, after, limit, plus } => {
+                self.readdir(cx, *dir, *after, *limit, *plus).map(Final::into_value)
+            }
             Request::Access { ino, want } => self.access(cx, *ino, *want),
             Request::SetXattr { ino, name, value, mode, kill_sgid } => {
                 self.setxattr(cx, *ino, name, value, *mode, *kill_sgid).map(Final::into_value)
@@ -486,7 +519,7 @@ impl Meta {
             Request::Pull { dir } => self.pull(cx, *dir).map(Final::into_value),
             Request::ClaimDatafile { ino, server } => self.claim_datafile(cx, *ino, *server),
             Request::Fragments { dir } => self.fragments(*dir),
-            Request::Recount { ino } => self.recount_file(cx, *ino),
+            Request::Recount { ino } => self.recount_file(cx, *ino).map(Final::into_value),
             Request::Place { io } => self.place(cx, io),
             Request::Find { ino, kind, open } => self.find(cx, *ino, *kind, *open),
             Request::Parent { dir } => self.parent(cx, *dir),
@@ -495,7 +528,7 @@ impl Meta {
             Request::TakeNumbers { rank, count } => {
                 self.take_numbers(cx, *rank, *count).map(Final::into_value)
             }
-            Request::Accessed { files } => self.accessed_before(cx, files),
+            Request::Accessed { files } => self.accessed_before(cx, files).map(Final::into_value),
             Request::Renew { inodes, exclusive_dir } => self.renew(cx, inodes, *exclusive_dir),
             Request::LeaseData { ino } => self.lease_data(cx, *ino),
             Request::Announce(ino) => self.announce(cx, *ino),

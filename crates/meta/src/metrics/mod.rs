@@ -34,7 +34,7 @@ impl Meta {
     /// Counts an operation that ends.
     pub(crate) fn count_operation(&mut self, task: &Task, outcome: &Step<Reply>) {
         let activity = match task.request {
-            _ if task.changed => Activity::InodeWrite,
+            _ if task.changed.is_some() => Activity::InodeWrite,
             Request::ReadDir { .. } => Activity::ReadDir,
             _ => Activity::InodeRead,
         };
@@ -51,7 +51,7 @@ impl Meta {
         self.metrics.counters.count(self.directory_of(ino), activity, 1);
         if let Request::Rename { to_dir, .. } = task.request
             && to_dir != ino
-            && task.changed
+            && task.changed.is_some()
         {
             self.metrics.counters.count(self.directory_of(to_dir), activity, 1);
         }

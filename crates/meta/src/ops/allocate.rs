@@ -43,8 +43,7 @@ impl Meta {
         }
         if end > u64::from(self.config.strip_bytes) {
             self.growable()?;
-            self.unstuff(cx, ino, None)?;
-            return Ok(Final::of(Reply::Streamed));
+            return Err(self.unstuff(cx, ino, None));
         }
         self.state.strip(ino)?;
         let size = if keep_size { size } else { size.max(end) };

@@ -38,7 +38,7 @@ impl Meta {
         }
         let Some((_, bytes)) = decided else {
             self.journal_outcome((cx.client, cx.id), CompletedOutcome::Appending { ino, offset });
-            cx.changed = true;
+            cx.changed = Some(self.state.sequence);
             *cx.progress = Progress::Append { offset, bytes: take(data) };
             return Err(Stop::Wait(Wait::Written));
         };

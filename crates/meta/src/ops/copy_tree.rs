@@ -3,17 +3,18 @@
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
+use core::mem::take;
 
 use espalier_proto::{
     Access, Copied, CopyLevel, CopyTree, Errno, FileType, Ino, InodeFlags, Name, NewNode, Reply, mode,
 };
 
 use crate::event::{Change, Event};
-use crate::machine::{Cx, Meta};
+use crate::machine::{Cx, Final, Meta};
 use crate::permission::{check_interference, check_not};
 use crate::progress::Progress;
-use crate::record::{Body, Inode, Xattrs};
-use crate::state::Location;
+use crate::record::{Body, Inode, Slot, Xattrs};
+use crate::state::{Location, Target};
 use crate::step::{Step, Stop};
 
 /// Entries and bytes copied per step; bounds how long operations wait for it.
@@ -22,13 +23,16 @@ const STEP_BYTES: u64 = 1 << 20;
 /// Bytes of paths left to the caller per step.
 const LEFT_BYTES: usize = 32 << 10;
 
-/// The result of copying an entry.
-enum CopyOutcome {
-    /// Copied, with this number of bytes.
-    Copied(u64),
-    /// A directory, whose copy has been created and is still empty.
-    Entered(CopyLevel),
-    Left,
+/// The copy of an entry.
+struct EntryCopy {
+    /// They create the copy, with its extended attributes.
+    events: Vec<Event>,
+    /// Number of bytes in the copy.
+    bytes: u64,
+    /// A directory, which is still empty.
+    below: Option<CopyLevel>,
+    /// The name of the copy, if clients may know that the directory has no such name.
+    made: Option<(Ino, Name)>,
 }
 
 impl Meta {
@@ -41,7 +45,7 @@ impl Meta {
             // Entries may be at other ranks.
             return Err(Errno::EXDEV.into());
         }
-        let mut copied = match core::mem::take(cx.progress) {
+        let mut copied = match take(cx.progress) {
             Progress::Copy(copied) => copied,
             _ => Box::new(Copied { levels: request.levels.clone(), ..Copied::default() }),
         };
@@ -82,49 +86,72 @@ impl Meta {
                     return Ok(());
                 }
                 if copied.levels.len() > 1 {
-                    self.finish_dir(cx, request, level, copied)?;
+                    self.finish_dir(cx, request, level, copied)?.end_part();
                 }
                 copied.levels.pop();
                 continue;
             };
-            for (slot, target) in found {
-                let Some(ino) = target.ino() else { continue };
-                let outcome = match self.copy_entry(cx, request, copied, &slot.name, ino) {
-                    // The caller reports what could not be copied, and why.
-                    Err(Stop::Fail(Errno::EDQUOT)) => CopyOutcome::Left,
-                    outcome => outcome?,
-                };
-                let depth = copied.levels.len();
-                if let Some(level) = copied.levels.last_mut() {
-                    level.after = hash;
-                }
-                copied.entries += 1;
-                match outcome {
-                    CopyOutcome::Copied(bytes) => copied.bytes += bytes,
-                    CopyOutcome::Entered(below) => copied.levels.push(below),
-                    CopyOutcome::Left => {
-                        let path = self.path_below(&copied.levels[..depth], &slot.name);
-                        copied.left.push(path);
-                    }
-                }
-            }
+            self.copy_entries(cx, request, copied, level, (hash, found))?.end_part();
         }
         Ok(())
     }
 
-    fn copy_entry(
+    /// Copies the entries of one hash with one change, or leaves them to the caller.
+    fn copy_entries(
         &mut self,
         cx: &mut Cx<'_>,
         request: &CopyTree,
         copied: &mut Copied,
+        level: CopyLevel,
+        (hash, found): (u64, Vec<(Slot, Target)>),
+    ) -> Step<Final<'_, ()>> {
+        let (mut copy, mut left, mut entries) = (None, Vec::new(), 0);
+        // The cursor cannot stop between several names of one hash, which hardly exist.
+        let is_single = found.len() == 1;
+        for (slot, target) in found {
+            let Some(ino) = target.ino() else { continue };
+            entries += 1;
+            let depth = copied.levels.len();
+            copy = match is_single.then(|| self.copy_entry(cx, request, level, depth, &slot.name, ino)) {
+                // The caller reports what could not be copied, and why.
+                None | Some(Err(Stop::Fail(Errno::EDQUOT))) => None,
+                Some(copy) => copy?,
+            };
+            if copy.is_none() {
+                left.push(self.path_below(&copied.levels, &slot.name));
+            }
+        }
+        let events = copy.as_mut().map_or_else(Vec::new, |copy| take(&mut copy.events));
+        self.commit_all(cx, &events, |meta, _| {
+            if let Some(level) = copied.levels.last_mut() {
+                level.after = hash;
+            }
+            copied.entries += entries;
+            copied.left.extend(left);
+            if let Some(copy) = copy {
+                meta.note_changed(copied, level.to);
+                copied.bytes += copy.bytes;
+                copied.made.extend(copy.made);
+                copied.levels.extend(copy.below);
+            }
+        })
+    }
+
+    /// The copy of an entry at this depth; `None` if it is left to the caller.
+    fn copy_entry(
+        &mut self,
+        cx: &mut Cx<'_>,
+        request: &CopyTree,
+        level: CopyLevel,
+        depth: usize,
         name: &Name,
         ino: Ino,
-    ) -> Step<CopyOutcome> {
-        let Some(CopyLevel { to, .. }) = copied.levels.last().copied() else { return Ok(CopyOutcome::Left) };
+    ) -> Step<Option<EntryCopy>> {
+        let to = level.to;
         let inode = self.state.inode(ino)?;
         let is_left = match &inode.body {
             Body::Directory(_) => {
-                copied.levels.len() == CopyTree::MAX_LEVELS || !cx.may(inode, Access::READ | Access::EXEC)?
+                depth == CopyTree::MAX_LEVELS || !cx.may(inode, Access::READ | Access::EXEC)?
             }
             Body::Streamed { .. } | Body::Striped { .. } => true,
             Body::Stuffed { .. } => !cx.may(inode, Access::READ)?,
@@ -136,7 +163,7 @@ impl Meta {
         let has_others = request.preserve && self.has_foreign_xattrs(cx, ino)?;
         let slot = self.state.slot(name);
         if is_left || is_linked || has_others || self.state.target(to, &slot)?.ino().is_some() {
-            return Ok(CopyOutcome::Left);
+            return Ok(None);
         }
         let (copy, xattrs) = self.copy_of(cx, request, to, self.state.inode(ino)?)?;
         self.state.admit(&[(to, copy.weight())], &[])?;
@@ -144,24 +171,15 @@ impl Meta {
         let bytes = self.state.strip(ino)?.len() as u64;
         self.revoke_new_name(cx, to, &name)?;
         self.clonable(bytes)?;
-        if !self.state.cached(to)?.names_are_new {
-            copied.made.push((to, name.clone()));
-        }
-        self.note_changed(copied, to);
-        let is_dir = copy.is_dir();
+        let made = (!self.state.cached(to)?.names_are_new).then(|| (to, name.clone()));
+        let below = copy.is_dir().then_some(CopyLevel { from: ino, to: new, after: 0 });
         let event = match copy.body {
             Body::Stuffed { stored: 1.., .. } => Event::Clone { from: ino, dir, name, inode: copy },
             _ => Event::Create { dir, name, inode: copy },
         };
-        self.stage(cx, &event)?;
-        for (name, value) in xattrs {
-            self.stage(cx, &Event::SetXattr { ino: new, name, value: Some(value), time: cx.now })?;
-        }
-        Ok(if is_dir {
-            CopyOutcome::Entered(CopyLevel { from: ino, to: new, after: 0 })
-        } else {
-            CopyOutcome::Copied(bytes)
-        })
+        let set = |(name, value)| Event::SetXattr { ino: new, name, value: Some(value), time: cx.now };
+        let events = [event].into_iter().chain(xattrs.into_iter().map(set)).collect();
+        Ok(Some(EntryCopy { events, bytes, below, made }))
     }
 
     /// True if an inode has extended attributes that only privileged callers may set, which only
@@ -222,7 +240,7 @@ impl Meta {
         request: &CopyTree,
         level: CopyLevel,
         copied: &mut Copied,
-    ) -> Step<()> {
+    ) -> Step<Final<'_, ()>> {
         let (from, to) = (self.state.inode(level.from)?, self.state.inode(level.to)?);
         let mut change = Change::default();
         let perm = if request.preserve {
@@ -232,13 +250,14 @@ impl Meta {
             to.perm & (!0o700 | (from.perm & !request.umask))
         };
         change.perm = (perm != to.perm).then_some(perm);
-        if change != Change::default() {
-            check_not(to, InodeFlags::PROTECTED)?;
-            change.ctime = Some(cx.now);
-            self.stage(cx, &Event::SetAttr { ino: level.to, change })?;
-            self.note_changed(copied, level.to);
+        if change == Change::default() {
+            return Ok(Final::of(()));
         }
-        Ok(())
+        check_not(to, InodeFlags::PROTECTED)?;
+        change.ctime = Some(cx.now);
+        self.commit(cx, &Event::SetAttr { ino: level.to, change }, |meta, _| {
+            meta.note_changed(copied, level.to);
+        })
     }
 
     /// Records that a directory known to clients has changed.

@@ -53,7 +53,7 @@ impl Meta {
         let target = self.state.target(new.dir, &slot)?;
         // A file that this operation has truncated is opened even if its name refers to another one
         // since.
-        match cx.emptied().filter(|ino| self.state.inode(*ino).is_ok()).or(target.ino()) {
+        match cx.truncated().filter(|ino| self.state.inode(*ino).is_ok()).or(target.ino()) {
             Some(ino) => self.open_existing(cx, new, (slot.hash, target), ino).map(Final::of),
             None => self.create_new(cx, new, slot.hash),
         }

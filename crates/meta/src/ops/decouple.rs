@@ -109,7 +109,7 @@ impl Meta {
             // From here on no more records are merged.
             decoupled.id = Decoupled::ABORTED;
             let decoupled = Some(Box::new(decoupled));
-            self.stage(cx, &Event::Decouple { dir, decoupled, time: cx.now })?;
+            return Err(self.stage(cx, &Event::Decouple { dir, decoupled, time: cx.now }));
         }
         let mut walk = match core::mem::take(cx.progress) {
             Progress::Walk(walk) if walk.top == dir => walk,

@@ -10,6 +10,8 @@ use crate::event::Event;
 use crate::journal::Acknowledge;
 use crate::machine::{Cx, Meta};
 use crate::permission::check_not;
+use crate::progress::Progress;
+use crate::record::Inode;
 use crate::step::{Step, Stop, StreamCall, StreamDone, Wait};
 
 impl Meta {
@@ -46,11 +48,19 @@ impl Meta {
             }
             None => length,
         };
-        let offset = if offset == END { counted } else { offset };
+        let offset = match *cx.progress {
+            Progress::Extended { offset } => offset,
+            _ if offset == END => counted,
+            _ => offset,
+        };
         let end = offset.checked_add(length).ok_or(Errno::EFBIG)?;
         if end > counted {
             self.admit_size(cx, ino, end)?;
-            self.stage(cx, &Event::Count { ino, size: end })?;
+            return Err(self.stage_all(cx, &[Event::Count { ino, size: end }], |_, cx| {
+                if matches!(cx.progress, Progress::None) {
+                    *cx.progress = Progress::Extended { offset };
+                }
+            }));
         }
         Ok(Reply::Granted)
     }
@@ -64,9 +74,9 @@ impl Meta {
         let Some(Request::Extend { ino, offset, length, from, discards, .. }) = io.extends() else {
             return self.state.inode(io.ino).map(|_| Reply::Done);
         };
-        let before = self.state.sequence;
         let granted = self.extend(cx, ino, (offset, length), from, discards)?;
-        if self.state.sequence > before && self.config.acknowledge == Acknowledge::Durable {
+        let is_durable = cx.changed <= Some(self.journal.durable);
+        if !is_durable && self.config.acknowledge == Acknowledge::Durable {
             // A reply to this request would expose the count, so it must be durable first.
             return Err(Stop::Wait(Wait::Durable));
         }
@@ -85,11 +95,10 @@ impl Meta {
             return Err(Errno::ESTALE.into());
         }
         match self.state.size_dirty.note_writer(ino, self.ticks) {
-            Some(since) if since <= self.journal.durable => return Ok(()),
-            Some(_) => {}
-            None => self.stage(cx, &Event::MarkSizeDirty { ino })?,
+            Some(since) if since <= self.journal.durable => Ok(()),
+            Some(_) => Err(Stop::Wait(Wait::Durable)),
+            None => Err(self.stage(cx, &Event::MarkSizeDirty { ino })),
         }
-        Err(Stop::Wait(Wait::Durable))
     }
 
     /// The stream's size of a size-dirty file, measured while no other size was counted.
@@ -103,11 +112,17 @@ impl Meta {
 
     /// Counts a new size of a streamed file. All directories above it must be in memory.
     pub(crate) fn count_size(&mut self, cx: &mut Cx<'_>, ino: Ino, size: u64) -> Step<()> {
-        let differs = self.state.inode(ino)?.counted_bytes() != size;
-        if differs && !self.config.read_only && self.journal.broken.is_none() {
-            self.stage(cx, &Event::Count { ino, size })?;
+        match self.count_event(self.state.inode(ino)?, size) {
+            Some(count) => Err(self.stage(cx, &count)),
+            None => Ok(()),
         }
-        Ok(())
+    }
+
+    /// The event that counts a size of a streamed file; `None` if it is counted, or cannot be.
+    pub(crate) fn count_event(&self, inode: &Inode, size: u64) -> Option<Event> {
+        let differs = inode.counted_bytes() != size;
+        let is_possible = !self.config.read_only && self.journal.broken.is_none();
+        (differs && is_possible).then_some(Event::Count { ino: inode.ino, size })
     }
 
     /// Counts the growth of open files that are written to.
@@ -121,15 +136,17 @@ impl Meta {
                 cx.stream(StreamCall::Measure(files))?;
             }
         }
+        let mut counts = Vec::new();
         for (ino, was, size) in cx.measured().unwrap_or_default() {
             // A smaller size may precede a write that is already counted, and a differing count is
             // newer.
             let is_news = size > was && self.state.size_dirty.contains(ino);
             if is_news && self.state.inode(ino)?.counted_bytes() == was {
-                self.count_size(cx, ino, size)?;
+                self.state.load_parents(ino)?;
+                counts.extend(self.count_event(self.state.inode(ino)?, size));
             }
         }
-        Ok(())
+        if counts.is_empty() { Ok(()) } else { Err(self.stage_all(cx, &counts, |_, _| {})) }
     }
 
     /// Size-dirty files whose idle streams are to be synced.

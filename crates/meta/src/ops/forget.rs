@@ -4,7 +4,7 @@ use alloc::vec::Vec;
 
 use espalier_proto::{Ino, Reply};
 
-use crate::machine::{Cx, Meta};
+use crate::machine::{Cx, Final, Meta};
 use crate::step::{Step, Stop};
 
 impl Meta {
@@ -16,14 +16,17 @@ impl Meta {
         inodes: &mut Vec<(Ino, u64)>,
         released: &mut Vec<Ino>,
     ) -> Step<Reply> {
-        let goes_on = |done| if let Err(Stop::Wait(wait)) = done { Err(Stop::Wait(wait)) } else { Ok(()) };
+        let goes_on = |done: Step<Reply>| match done {
+            Err(stop @ (Stop::Wait(_) | Stop::Again(_))) => Err(stop),
+            _ => Ok(()),
+        };
         // Forgets first: an inode that is forgotten before its release needs no recall.
         while let Some((ino, lookups)) = inodes.last() {
             goes_on(self.forget(cx, *ino, *lookups))?;
             inodes.pop();
         }
         while let Some(ino) = released.last() {
-            goes_on(self.release(cx, *ino))?;
+            goes_on(self.release(cx, *ino).map(Final::end_part))?;
             released.pop();
         }
         Ok(Reply::Done)

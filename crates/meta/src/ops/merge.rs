@@ -62,9 +62,9 @@ impl Meta {
         let outcome = self.merge_records(cx, dir, &mut decoupled, new);
         if decoupled.merged != before || decoupled.redirected != redirected {
             // In the frame of the merged records: a crash cannot separate them.
-            cx.changed = true;
             let (merged, time) = (Some(Box::new(decoupled.clone())), cx.now);
             self.append_loaded(&Event::Decouple { dir, decoupled: merged, time });
+            cx.changed = Some(self.state.sequence);
         }
         outcome?;
         match &batch.end {
@@ -85,7 +85,7 @@ impl Meta {
             if number.is_some_and(|ino| !decoupled.may_create(ino)) {
                 return Err(Errno::EINVAL.into());
             }
-            self.merge_record(cx, top, decoupled, record)?;
+            self.merge_record(cx, top, decoupled, record)?.end_part();
             if let Some(ino) = number {
                 decoupled.note_created(ino);
             }
@@ -94,18 +94,22 @@ impl Meta {
         Ok(())
     }
 
+    /// Merges a record with one change.
     fn merge_record(
         &mut self,
         cx: &mut Cx<'_>,
         top: Ino,
         decoupled: &mut Decoupled,
         record: MergeRecord,
-    ) -> Step<()> {
+    ) -> Step<Final<'_, ()>> {
         let (is_shared, is_seen) = (decoupled.allows_interference(), decoupled.is_seen());
         match record {
             MergeRecord::Create { dir, name, mut inode, bytes, xattrs } => {
                 let Some(dir) = self.merge_dir(cx, top, decoupled, dir)? else {
-                    return if inode.is_dir() { decoupled.redirect(inode.ino, None) } else { Ok(()) };
+                    if inode.is_dir() {
+                        decoupled.redirect(inode.ino, None)?;
+                    }
+                    return Ok(Final::of(()));
                 };
                 if is_shared {
                     // The directory's times must not go back.
@@ -113,41 +117,49 @@ impl Meta {
                 }
                 let inode = self.checked_inode(cx, dir, *inode, &bytes)?;
                 check_xattrs(cx, &inode, &xattrs)?;
-                // Nothing may wait between the loss of a name's old inode and its new one.
                 self.state.load_above(dir)?;
                 self.state.admit(&[(dir, inode.weight())], &[])?;
-                if let Some(united) = self.free_merge_name(cx, decoupled, dir, &name, inode.is_dir())? {
-                    return decoupled.redirect(inode.ino, Some(united));
-                }
-                self.merge_inode(cx, dir, &name, inode, bytes, xattrs)?;
-                self.expose_merged(cx, (top, is_seen), dir, &name);
+                let replaced = match self.merge_name(cx, decoupled, dir, &name, inode.is_dir())? {
+                    MergeName::Free => None,
+                    MergeName::Replaces(ino) => Some(ino),
+                    MergeName::Unites(united) => {
+                        decoupled.redirect(inode.ino, Some(united))?;
+                        return Ok(Final::of(()));
+                    }
+                };
+                let events = merge_events(dir, &name, replaced.map(|_| cx.now), inode, (bytes, xattrs));
+                self.commit_all(cx, &events, |meta, cx| {
+                    replaced.into_iter().for_each(|ino| meta.name_taken(cx, ino));
+                    meta.expose_merged(cx, (top, is_seen), dir, &name);
+                })
             }
             MergeRecord::Link { ino, names, time } => {
                 let names = self.merge_names(cx, top, decoupled, ino, names)?;
-                if !names.is_empty() && !self.is_lost(cx, decoupled, ino)? {
-                    let time = if is_shared { cx.now } else { time };
-                    self.merge_links(cx, decoupled, ino, &names, time)?;
-                    names.iter().for_each(|(dir, name)| self.expose_merged(cx, (top, is_seen), *dir, name));
+                if names.is_empty() || self.is_lost(cx, decoupled, ino)? {
+                    return Ok(Final::of(()));
                 }
+                let time = if is_shared { cx.now } else { time };
+                self.merge_links(cx, top, decoupled, ino, &names, time)
             }
             MergeRecord::Finish { ino, atime, mtime, ctime, flags } => {
-                if !self.is_lost(cx, decoupled, ino)? {
-                    let times = Change { atime: Some(atime), mtime: Some(mtime), ..Change::default() };
-                    let change = Change { ctime: Some(ctime), flags, ..times };
-                    self.finish_merged(cx, decoupled, ino, change)?;
+                if self.is_lost(cx, decoupled, ino)? {
+                    return Ok(Final::of(()));
                 }
+                let times = Change { atime: Some(atime), mtime: Some(mtime), ..Change::default() };
+                let change = Change { ctime: Some(ctime), flags, ..times };
+                self.finish_merged(cx, decoupled, ino, change)
             }
             MergeRecord::Update { inode, bytes, xattrs } => {
-                if !self.is_lost(cx, decoupled, inode.ino)? {
-                    self.merge_update(cx, decoupled, *inode, bytes, xattrs)?;
+                if self.is_lost(cx, decoupled, inode.ino)? {
+                    return Ok(Final::of(()));
                 }
+                self.merge_update(cx, decoupled, *inode, bytes, xattrs)
             }
             MergeRecord::Remove { dir, name, ino } => {
-                self.merge_removal(cx, top, decoupled, dir, (&name, ino))?;
+                self.merge_removal(cx, top, decoupled, dir, (&name, ino))
             }
-            MergeRecord::Move { from, to, ino } => self.merge_move(cx, top, decoupled, (from, ino), to)?,
+            MergeRecord::Move { from, to, ino } => self.merge_move(cx, top, decoupled, (from, ino), to),
         }
-        Ok(())
     }
 
     /// True if interference is allowed and others have removed a merged inode. Otherwise finds it.
@@ -211,22 +223,22 @@ impl Meta {
         Ok(Some(at))
     }
 
-    /// Makes a name free. If interference is allowed, it replaces the file or empty directory of
-    /// others, and returns the directory that a directory of the namespace unites with.
+    /// Looks up a name that the namespace gives an inode. If interference is allowed, that inode
+    /// replaces the file or empty directory of others.
     ///
     /// # Errors
     /// `EEXIST`: interference is blocked; or a directory with entries, or an inode at another rank,
     /// has the name.
-    pub(super) fn free_merge_name(
+    pub(super) fn merge_name(
         &mut self,
         cx: &mut Cx<'_>,
         decoupled: &Decoupled,
         dir: Ino,
         name: &Name,
         is_dir: bool,
-    ) -> Step<Option<Ino>> {
+    ) -> Step<MergeName> {
         let target = self.state.target(dir, &self.state.slot(name))?;
-        let Some(ino) = target.ino() else { return Ok(None) };
+        let Some(ino) = target.ino() else { return Ok(MergeName::Free) };
         if !decoupled.allows_interference() || target.at_other_rank(self.config.rank).is_some() {
             return Err(Errno::EEXIST.into());
         }
@@ -236,15 +248,13 @@ impl Meta {
         if is_dir && is_whole && victim.is_dir() {
             check_coupled(victim)?;
             cx.check_change(victim)?;
-            return Ok(Some(ino));
+            return Ok(MergeName::Unites(ino));
         }
         if !is_whole || victim.has_entries() {
             return Err(Errno::EEXIST.into());
         }
         cx.check_removal(parent, victim)?;
-        self.stage(cx, &Event::Unlink { dir, name: name.clone(), time: cx.now })?;
-        self.name_taken(cx, ino);
-        Ok(None)
+        Ok(MergeName::Replaces(ino))
     }
 
     /// Names that a record gives an inode. Others may have given it some, or removed their
@@ -326,31 +336,15 @@ impl Meta {
         Ok(inode)
     }
 
-    fn merge_inode(
-        &mut self,
-        cx: &mut Cx<'_>,
-        dir: Ino,
-        name: &Name,
-        inode: Inode,
-        bytes: Vec<u8>,
-        xattrs: Xattrs,
-    ) -> Step<()> {
-        let (ino, time) = (inode.ino, inode.ctime);
-        self.stage(cx, &Event::Merge { dir, name: name.clone(), inode, bytes })?;
-        for (name, value) in xattrs {
-            self.stage(cx, &Event::SetXattr { ino, name, value: Some(value), time })?;
-        }
-        Ok(())
-    }
-
     fn merge_links(
         &mut self,
         cx: &mut Cx<'_>,
+        top: Ino,
         decoupled: &Decoupled,
         ino: Ino,
         names: &[(Ino, Name)],
         time: Time,
-    ) -> Step<()> {
+    ) -> Step<Final<'_, ()>> {
         let is_merged = decoupled.has_merged(ino);
         if ino.rank() != decoupled.first.rank() || !is_distinct(names) {
             return Err(Errno::EINVAL.into());
@@ -379,12 +373,20 @@ impl Meta {
         }
         self.revoke_inode(cx, ino)?;
         let time = Time::new(time.secs, time.nanos);
+        let (mut events, mut replaced) = (Vec::new(), Vec::new());
         for (dir, name) in names {
-            self.free_merge_name(cx, decoupled, *dir, name, false)?;
-            self.stage(cx, &Event::MergeLink { ino, dir: *dir, name: name.clone(), time })?;
+            if let MergeName::Replaces(victim) = self.merge_name(cx, decoupled, *dir, name, false)? {
+                events.push(Event::Unlink { dir: *dir, name: name.clone(), time: cx.now });
+                replaced.push(victim);
+            }
+            events.push(Event::MergeLink { ino, dir: *dir, name: name.clone(), time });
         }
-        self.sessions.making.remove(&ino);
-        Ok(())
+        let is_seen = decoupled.is_seen();
+        self.commit_all(cx, &events, |meta, cx| {
+            replaced.into_iter().for_each(|ino| meta.name_taken(cx, ino));
+            meta.sessions.making.remove(&ino);
+            names.iter().for_each(|(dir, name)| meta.expose_merged(cx, (top, is_seen), *dir, name));
+        })
     }
 
     fn finish_merged(
@@ -393,7 +395,7 @@ impl Meta {
         decoupled: &Decoupled,
         ino: Ino,
         change: Change,
-    ) -> Step<()> {
+    ) -> Step<Final<'_, ()>> {
         if !decoupled.has_merged(ino) {
             return Err(Errno::EINVAL.into());
         }
@@ -404,7 +406,7 @@ impl Meta {
         if let Some(flags) = change.flags {
             cx.check_flags(inode, flags)?;
         }
-        self.stage(cx, &Event::SetAttr { ino, change })
+        self.commit(cx, &Event::SetAttr { ino, change }, |_, _| {})
     }
 
     /// Shows the merged entries, with the directory's new attributes.
@@ -432,8 +434,9 @@ impl Meta {
         if is_chown && !cx.caller.is_superuser() || !may_chgrp {
             return Err(Errno::EPERM.into());
         }
-        self.stage(cx, &Event::SetAttr { ino: dir, change: Change { ctime: Some(cx.now), ..change } })?;
-        self.commit(cx, &Event::Decouple { dir, decoupled: None, time: cx.now }, |meta, cx| {
+        let shows = Event::SetAttr { ino: dir, change: Change { ctime: Some(cx.now), ..change } };
+        let ends = Event::Decouple { dir, decoupled: None, time: cx.now };
+        self.commit_all(cx, &[shows, ends], |meta, cx| {
             meta.revoke_without_waiting(cx, LeaseKey::Inode(dir), None);
             // The client discards its copy after this.
             cx.durable = true;
@@ -455,6 +458,31 @@ impl Meta {
             }
         }
     }
+}
+
+/// The holder of a name that a namespace gives an inode.
+pub(super) enum MergeName {
+    Free,
+    /// An inode of others that loses the name.
+    Replaces(Ino),
+    /// A directory of others that the namespace's directory unites with.
+    Unites(Ino),
+}
+
+/// The events that merge a new inode. `replaces`: when the name's old inode loses it, which a crash
+/// cannot separate from the merge.
+fn merge_events(
+    dir: Ino,
+    name: &Name,
+    replaces: Option<Time>,
+    inode: Inode,
+    (bytes, xattrs): (Vec<u8>, Xattrs),
+) -> Vec<Event> {
+    let (ino, ctime) = (inode.ino, inode.ctime);
+    let unlink = replaces.map(|time| Event::Unlink { dir, name: name.clone(), time });
+    let merge = Event::Merge { dir, name: name.clone(), inode, bytes };
+    let set = |(name, value)| Event::SetXattr { ino, name, value: Some(value), time: ctime };
+    unlink.into_iter().chain([merge]).chain(xattrs.into_iter().map(set)).collect()
 }
 
 fn is_distinct(names: &[(Ino, Name)]) -> bool {

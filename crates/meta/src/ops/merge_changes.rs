@@ -6,13 +6,13 @@ use alloc::vec::Vec;
 
 use espalier_proto::{Access, Errno, Ino, InodeFlags, Name, Request, Time};
 
-use super::merge::check_xattrs;
+use super::merge::{MergeName, check_xattrs};
 use super::rename::check_replaced;
 use super::xattr::check_namespace;
 use crate::decouple::Decoupled;
 use crate::event::{Change, Event};
 use crate::lease::LeaseKey;
-use crate::machine::{Cx, Meta};
+use crate::machine::{Cx, Final, Meta};
 use crate::permission::check_not;
 use crate::record::{Body, Inode, Xattrs};
 use crate::step::{Step, Stop};
@@ -45,21 +45,22 @@ impl Meta {
         decoupled: &mut Decoupled,
         dir: Ino,
         (name, ino): (&Name, Option<Ino>),
-    ) -> Step<()> {
-        let Some(dir) = self.merge_dir(cx, top, decoupled, dir)? else { return Ok(()) };
-        let Some(ino) = self.own_target(decoupled, dir, name, ino)? else { return Ok(()) };
+    ) -> Step<Final<'_, ()>> {
+        let Some(dir) = self.merge_dir(cx, top, decoupled, dir)? else { return Ok(Final::of(())) };
+        let Some(ino) = self.own_target(decoupled, dir, name, ino)? else { return Ok(Final::of(())) };
         self.revoke_exclusive(cx, ino)?;
         let (parent, victim) = (self.state.dir(dir)?, self.state.inode(ino)?);
         if victim.has_entries() || victim.partition().is_some() {
             // Others have added to it.
-            return if decoupled.allows_interference() { Ok(()) } else { Err(Errno::ENOTEMPTY.into()) };
+            let is_allowed = decoupled.allows_interference();
+            return if is_allowed { Ok(Final::of(())) } else { Err(Errno::ENOTEMPTY.into()) };
         }
         cx.check_removal(parent, victim)?;
         self.state.load_above(dir)?;
-        self.stage(cx, &Event::Unlink { dir, name: name.clone(), time: cx.now })?;
-        self.name_taken(cx, ino);
-        self.expose_merged(cx, (top, true), dir, name);
-        Ok(())
+        self.commit(cx, &Event::Unlink { dir, name: name.clone(), time: cx.now }, |meta, cx| {
+            meta.name_taken(cx, ino);
+            meta.expose_merged(cx, (top, true), dir, name);
+        })
     }
 
     pub(super) fn merge_move(
@@ -69,16 +70,21 @@ impl Meta {
         decoupled: &mut Decoupled,
         ((from_dir, from), ino): ((Ino, Name), Option<Ino>),
         (to_dir, to): (Ino, Name),
-    ) -> Step<()> {
+    ) -> Step<Final<'_, ()>> {
         let from_dir = self.merge_dir(cx, top, decoupled, from_dir)?;
         let to_dir = self.merge_dir(cx, top, decoupled, to_dir)?;
-        let (Some(from_dir), Some(to_dir)) = (from_dir, to_dir) else { return Ok(()) };
-        let Some(moved) = self.own_target(decoupled, from_dir, &from, ino)? else { return Ok(()) };
+        let (Some(from_dir), Some(to_dir)) = (from_dir, to_dir) else { return Ok(Final::of(())) };
+        let Some(moved) = self.own_target(decoupled, from_dir, &from, ino)? else { return Ok(Final::of(())) };
         let is_dir = self.state.inode(moved)?.is_dir();
-        if decoupled.allows_interference()
-            && self.free_merge_name(cx, decoupled, to_dir, &to, is_dir)?.is_some()
-        {
-            return Err(Errno::EEXIST.into());
+        if decoupled.allows_interference() {
+            match self.merge_name(cx, decoupled, to_dir, &to, is_dir)? {
+                MergeName::Free => {}
+                MergeName::Replaces(victim) => {
+                    let unlink = Event::Unlink { dir: to_dir, name: to, time: cx.now };
+                    return Err(self.stage_all(cx, &[unlink], |meta, cx| meta.name_taken(cx, victim)));
+                }
+                MergeName::Unites(_) => return Err(Errno::EEXIST.into()),
+            }
         }
         let replaced = self.state.target(to_dir, &self.state.slot(&to))?.ino();
         if let Some(ino) = replaced {
@@ -108,13 +114,13 @@ impl Meta {
         self.state.admit(&[(to_dir, weight)], &losses)?;
         let (time, whiteout) = (cx.now, None);
         let event = Event::Rename { from_dir, from: from.clone(), to_dir, to: to.clone(), whiteout, time };
-        self.stage(cx, &event)?;
-        if let Some(ino) = replaced {
-            self.name_taken(cx, ino);
-        }
-        self.expose_merged(cx, (top, true), from_dir, &from);
-        self.expose_merged(cx, (top, true), to_dir, &to);
-        Ok(())
+        self.commit(cx, &event, |meta, cx| {
+            if let Some(ino) = replaced {
+                meta.name_taken(cx, ino);
+            }
+            meta.expose_merged(cx, (top, true), from_dir, &from);
+            meta.expose_merged(cx, (top, true), to_dir, &to);
+        })
     }
 
     /// The merged inode of a name; `None` if interference is allowed and others have replaced,
@@ -145,7 +151,7 @@ impl Meta {
         inode: Inode,
         bytes: Vec<u8>,
         xattrs: Xattrs,
-    ) -> Step<()> {
+    ) -> Step<Final<'_, ()>> {
         let ino = inode.ino;
         if !decoupled.has_merged(ino) {
             return Err(Errno::EINVAL.into());
@@ -162,9 +168,10 @@ impl Meta {
         if decoupled.allows_interference() {
             new.ctime = cx.now;
         }
+        let mut events = Vec::new();
         match (&old.body, &new.body) {
             (Body::Stuffed { .. }, Body::Stuffed { size, .. }) => {
-                self.replace_bytes(cx, &old, *size, bytes, new.ctime)?;
+                events.extend(self.replace_bytes(&old, *size, bytes, new.ctime)?);
             }
             // Others have made it bigger.
             (Body::Streamed { .. } | Body::Striped { .. }, Body::Stuffed { .. }) => {
@@ -174,12 +181,12 @@ impl Meta {
             _ => {}
         }
         if new.is_dir() {
-            self.update_directory(cx, &old, &new)?;
+            events.extend(self.update_directory(cx, &old, &new)?);
         }
-        self.replace_xattrs(cx, &new, &xattrs)?;
+        events.extend(self.replace_xattrs(cx, &new, &xattrs)?);
         let (acl, perm, time) = (new.acl, new.perm, new.ctime);
         if old.acl != acl {
-            self.stage(cx, &Event::SetAcl { ino, acl, perm, time })?;
+            events.push(Event::SetAcl { ino, acl, perm, time });
         }
         let change = Change {
             perm: Some(perm),
@@ -190,34 +197,29 @@ impl Meta {
             ctime: Some(time),
             flags: None,
         };
-        self.stage(cx, &Event::SetAttr { ino, change })?;
-        self.revoke_without_waiting(cx, LeaseKey::Inode(ino), None);
-        Ok(())
+        events.push(Event::SetAttr { ino, change });
+        self.commit_all(cx, &events, |meta, cx| meta.revoke_without_waiting(cx, LeaseKey::Inode(ino), None))
     }
 
-    fn replace_bytes(
-        &mut self,
-        cx: &mut Cx<'_>,
-        old: &Inode,
-        size: u64,
-        data: Vec<u8>,
-        time: Time,
-    ) -> Step<()> {
+    /// The events that replace the bytes of a stuffed file.
+    fn replace_bytes(&self, old: &Inode, size: u64, data: Vec<u8>, time: Time) -> Step<Vec<Event>> {
         let ino = old.ino;
         if self.state.strip(ino)? == data && old.counted_bytes() == size {
-            return Ok(());
+            return Ok(Vec::new());
         }
         self.state.admit_size(ino, size)?;
-        // No lease is left to wait for after the first of these.
-        self.stage(cx, &Event::Resize { ino, size: 0, time })?;
+        let mut events = Vec::from([Event::Resize { ino, size: 0, time }]);
         if !data.is_empty() {
-            self.stage(cx, &Event::Write { ino, offset: 0, data, time })?;
+            events.push(Event::Write { ino, offset: 0, data, time });
         }
-        self.stage(cx, &Event::Resize { ino, size, time })
+        events.push(Event::Resize { ino, size, time });
+        Ok(events)
     }
 
-    fn update_directory(&mut self, cx: &mut Cx<'_>, old: &Inode, new: &Inode) -> Step<()> {
+    /// The events that set a directory's quota, policy and default ACL.
+    fn update_directory(&mut self, cx: &mut Cx<'_>, old: &Inode, new: &Inode) -> Step<Vec<Event>> {
         let (dir, time) = (new.ino, new.ctime);
+        let mut events = Vec::new();
         if let (Body::Directory(before), Body::Directory(after)) = (&old.body, &new.body)
             && before.quota != after.quota
         {
@@ -226,18 +228,19 @@ impl Meta {
             }
             self.count_open(cx)?;
             self.revoke_all_exclusive(cx)?;
-            self.stage(cx, &Event::SetQuota { dir, quota: after.quota, time })?;
+            events.push(Event::SetQuota { dir, quota: after.quota, time });
         }
         if old.rare.policy != new.rare.policy {
-            self.stage(cx, &Event::SetPolicy { dir, policy: new.rare.policy.clone(), time })?;
+            events.push(Event::SetPolicy { dir, policy: new.rare.policy.clone(), time });
         }
         if old.default_acl != new.default_acl {
-            self.stage(cx, &Event::SetDefaultAcl { ino: dir, acl: new.default_acl.clone(), time })?;
+            events.push(Event::SetDefaultAcl { ino: dir, acl: new.default_acl.clone(), time });
         }
-        Ok(())
+        Ok(events)
     }
 
-    fn replace_xattrs(&mut self, cx: &mut Cx<'_>, inode: &Inode, xattrs: &Xattrs) -> Step<()> {
+    /// The events that replace a set of extended attributes.
+    fn replace_xattrs(&self, cx: &Cx<'_>, inode: &Inode, xattrs: &Xattrs) -> Step<Vec<Event>> {
         let (ino, time) = (inode.ino, inode.ctime);
         let mut changed: BTreeMap<_, _> = self
             .state
@@ -253,9 +256,7 @@ impl Meta {
         changed.retain(|name, value| before.get(name) != Some(&*value));
         let writable = Inode { perm: inode.perm | 0o700, acl: None, ..inode.clone() };
         changed.keys().try_for_each(|name| check_namespace(cx, &writable, name, Access::WRITE))?;
-        for (name, value) in changed {
-            self.stage(cx, &Event::SetXattr { ino, name, value, time })?;
-        }
-        Ok(())
+        let set = |(name, value)| Event::SetXattr { ino, name, value, time };
+        Ok(changed.into_iter().map(set).collect())
     }
 }

@@ -5,8 +5,7 @@ use alloc::vec::Vec;
 use espalier_proto::{Access, Errno, FileType, Ino, InodeFlags, OpenHow, Opened, Reads, Reply, mode};
 
 use crate::config::Atime;
-use crate::event::Event;
-use crate::machine::{Cx, Meta};
+use crate::machine::{Cx, Final, Meta};
 use crate::permission::check_not;
 use crate::record::Body;
 use crate::session::TokenKind;
@@ -68,15 +67,16 @@ impl Meta {
         }
         if how.truncate && is_file {
             self.writable()?;
-            if how.kill_suid_gid {
-                self.remove_privileges(cx, ino)?;
-            } else {
-                self.drop_capability(cx, ino)?;
+            self.drop_capability(cx, ino)?;
+            if how.kill_suid_gid
+                && let Some(removal) = self.removal_of_privileges(cx, ino)?
+            {
+                return Err(self.stage(cx, &removal));
             }
             if streamed {
                 self.truncate_stream(cx, ino, 0)?;
             } else {
-                self.stage(cx, &Event::Resize { ino, size: 0, time: cx.now })?;
+                self.truncate_stuffed(cx, ino, 0)?;
             }
         }
         let limited = self.is_written_by_server(ino)?;
@@ -121,21 +121,29 @@ impl Meta {
         }
     }
 
-    pub(crate) fn release(&mut self, cx: &mut Cx<'_>, ino: Ino) -> Step<Reply> {
+    pub(crate) fn release(&mut self, cx: &mut Cx<'_>, ino: Ino) -> Step<Final<'_>> {
         let measured = match self.state.size_dirty.contains(ino).then(|| self.measure(cx, ino)) {
             Some(Err(Stop::Wait(wait))) => return Err(Stop::Wait(wait)),
             measured => measured.and_then(Result::ok),
         };
         let cached = self.state.inodes.get(&ino);
         let is_last = cached.is_some_and(|cached| cached.opens <= 1);
-        if let (Some(cached), Some(size)) = (cached, measured) {
+        let count = cached.zip(measured).and_then(|(cached, size)| {
             let counted = cached.inode.counted_bytes();
-            self.count_size(cx, ino, if is_last { size } else { size.max(counted) })?;
-        }
+            self.count_event(&cached.inode, if is_last { size } else { size.max(counted) })
+        });
+        self.commit_all(cx, count.as_slice(), |meta, cx| {
+            meta.closed(cx, ino, is_last, measured.is_some());
+            Reply::Done
+        })
+    }
+
+    /// Counts a close, the last one if `is_last`.
+    fn closed(&mut self, cx: &mut Cx<'_>, ino: Ino, is_last: bool, is_measured: bool) {
         if self.state.size_dirty.note_close(ino, self.ticks, is_last) {
             // A task that has queried the size may have received it before the last write.
             self.streams_changed += 1;
-            if measured.is_none() {
+            if !is_measured {
                 self.state.size_dirty.must_measure(ino);
             }
         }
@@ -149,6 +157,5 @@ impl Meta {
         } else if self.state.reclaimed.give_up(ino, 0, 1) {
             self.forget_moved(ino);
         }
-        Ok(Reply::Done)
     }
 }

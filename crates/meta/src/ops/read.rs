@@ -4,7 +4,7 @@ use alloc::vec::Vec;
 
 use espalier_proto::{Errno, Ino, Reply};
 
-use crate::machine::{Cx, Meta};
+use crate::machine::{Cx, Final, Meta};
 use crate::record::Body;
 use crate::step::Step;
 
@@ -17,23 +17,23 @@ impl Meta {
         offset: u64,
         size: u32,
         noatime: bool,
-    ) -> Step<Reply> {
+    ) -> Step<Final<'_>> {
         let total = match self.state.inode(ino)?.body {
             Body::Stuffed { size, .. } => size,
             Body::Streamed { .. } | Body::Striped { .. } => {
                 self.note_inode(cx, ino);
-                return Ok(Reply::Streamed);
+                return Ok(Final::of(Reply::Streamed));
             }
             Body::Directory(_) => return Err(Errno::EISDIR.into()),
             _ => return Err(Errno::EINVAL.into()),
         };
         let end = offset.saturating_add(u64::from(size)).min(total);
         let bytes = self.stuffed(ino, offset, end)?;
-        self.note_bytes(cx, ino);
-        if !noatime {
-            self.accessed(cx, ino)?;
-        }
-        Ok(Reply::Bytes(bytes.into()))
+        let access = if noatime { None } else { self.atime_update(cx, ino)? };
+        self.commit_all(cx, access.as_slice(), |meta, cx| {
+            meta.note_bytes(cx, ino);
+            Reply::Bytes(bytes.into())
+        })
     }
 
     /// The bytes of a stuffed file from `offset` to `end`, which is at most the file's size.

@@ -3,17 +3,24 @@
 use alloc::vec::Vec;
 use core::ops::Bound;
 
-use espalier_proto::{Access, Dirent, Entry, FileType, Ino, Name, RemoteName, Reply};
+use espalier_proto::{Access, Attr, Dirent, Entry, FileType, Ino, Name, RemoteName, Reply};
 
 use crate::lease::LeaseKey;
-use crate::machine::{Cx, Meta};
-use crate::record::{Body, Referent, Slot};
+use crate::machine::{Cx, Final, Meta};
+use crate::record::{Body, Inode, Referent, Slot};
 use crate::state::{Fragment, Target};
 use crate::step::{Load, Step, Stop, Wait};
 use crate::task::Page;
 
 /// Dentries loaded from the tables at a time.
 const PAGE: usize = 1024;
+
+/// The entries of a page.
+enum PageEntries {
+    Names(Vec<Dirent>),
+    /// With the attributes of those at this rank.
+    Entries(Vec<(Slot, Target)>, Vec<Attr>),
+}
 
 impl Meta {
     /// Returns a page of a listing (carns III.E). Entries are ordered by the hashes of their names,
@@ -26,7 +33,7 @@ impl Meta {
         after: u64,
         limit: u32,
         plus: bool,
-    ) -> Step<Reply> {
+    ) -> Step<Final<'_>> {
         let inode = self.state.dir(dir)?;
         if let Some(locks) = &self.state.locks {
             locks.check_whole(dir)?;
@@ -49,7 +56,8 @@ impl Meta {
         }
         if is_hidden || self.state.is_removed(dir)? {
             let parent = self.parent_for(cx.client, dir, parent);
-            return Ok(Reply::Listing { entries: Vec::new(), parent, end: true, until: u64::MAX });
+            let (entries, until) = (Vec::new(), u64::MAX);
+            return Ok(Final::of(Reply::Listing { entries, parent, end: true, until }));
         }
         let parent = if self.state.is_here(parent) { self.state.whole_dir(parent)? } else { parent };
         let parent = self.parent_for(cx.client, dir, parent);
@@ -63,13 +71,20 @@ impl Meta {
             let from = page.map_or(after + 1, |page| page.to.max(after + 1));
             return Err(Stop::Wait(Wait::Load(Load::Dentries { dir, from, limit: PAGE })));
         }
-        let entries =
-            if plus { self.with_attributes(cx, dir, cacheable, found)? } else { self.without(found)? };
-        self.note_listing(cx, dir);
-        if after == 0 && !is_fragment {
-            self.accessed(cx, dir)?;
-        }
-        Ok(Reply::Listing { entries, parent, end, until: *hashes.end() })
+        let attrs = if plus { self.attributes_of(cx, &found)? } else { None };
+        let listed = match attrs {
+            Some(attrs) => PageEntries::Entries(found, attrs),
+            None => PageEntries::Names(self.without(found)?),
+        };
+        let access = if after == 0 && !is_fragment { self.atime_update(cx, dir)? } else { None };
+        self.commit_all(cx, access.as_slice(), |meta, cx| {
+            let entries = match listed {
+                PageEntries::Entries(found, attrs) => meta.with_attributes(cx, dir, cacheable, found, attrs),
+                PageEntries::Names(names) => names,
+            };
+            meta.note_listing(cx, dir);
+            Reply::Listing { entries, parent, end, until: *hashes.end() }
+        })
     }
 
     /// The next entry after a cursor, with all others of the same hash. Empty at the end of the
@@ -108,18 +123,14 @@ impl Meta {
         found.into_iter().filter_map(|item| dirent(item).transpose()).collect()
     }
 
-    fn with_attributes(
-        &mut self,
-        cx: &mut Cx<'_>,
-        dir: Ino,
-        cacheable: bool,
-        found: Vec<(Slot, Target)>,
-    ) -> Step<Vec<Dirent>> {
+    /// The attributes of entries at this rank; `None` if their sizes cannot be queried, so that the
+    /// listing returns only names.
+    fn attributes_of(&mut self, cx: &mut Cx<'_>, found: &[(Slot, Target)]) -> Step<Option<Vec<Attr>>> {
         for ino in found.iter().filter_map(|(_, target)| target.ino()) {
             self.revoke_exclusive(cx, ino)?;
         }
         let (own, mut inodes) = (self.config.rank, Vec::with_capacity(found.len()));
-        for (_, target) in &found {
+        for (_, target) in found {
             if let Some(ino) = target.ino().filter(|_| target.at_other_rank(own).is_none()) {
                 inodes.push(self.state.inode(ino)?);
             }
@@ -128,13 +139,21 @@ impl Meta {
             inodes.iter().filter(|inode| inode.is_streamed()).map(|inode| inode.ino).collect();
         // One call queries all of them (carns III.E, listattr).
         let stats = if streamed.is_empty() { Some(Vec::new()) } else { cx.try_stat(streamed)? };
-        // Without sizes, the listing returns only names.
-        let Some(stats) = stats else { return self.without(found) };
+        let Some(stats) = stats else { return Ok(None) };
         let mut stats = stats.iter();
-        let attrs =
-            inodes.iter().map(|inode| inode.attr(if inode.is_streamed() { stats.next() } else { None }));
-        let attrs: Vec<_> = attrs.collect();
-        let mut attrs = attrs.into_iter();
+        let attr = |inode: &&Inode| inode.attr(if inode.is_streamed() { stats.next() } else { None });
+        Ok(Some(inodes.iter().map(attr).collect()))
+    }
+
+    fn with_attributes(
+        &mut self,
+        cx: &mut Cx<'_>,
+        dir: Ino,
+        cacheable: bool,
+        found: Vec<(Slot, Target)>,
+        attrs: Vec<Attr>,
+    ) -> Vec<Dirent> {
+        let (own, mut attrs) = (self.config.rank, attrs.into_iter());
         let mut with = |(slot, target): (Slot, Target)| {
             let (name, cursor): (Name, u64) = (slot.name, slot.hash);
             if let Some(Referent { ino, kind, at }) = target.at_other_rank(own) {
@@ -147,7 +166,7 @@ impl Meta {
             let kind: FileType = attr.kind;
             Some(Dirent { name, ino: attr.ino, kind, cursor, entry, remote: None })
         };
-        Ok(found.into_iter().filter_map(&mut with).collect())
+        found.into_iter().filter_map(&mut with).collect()
     }
 }
 

@@ -1,5 +1,8 @@
 //! `chmod`, `chown`, `truncate` and `utimensat`; access times.
 
+use alloc::collections::BTreeMap;
+use alloc::vec::Vec;
+
 use espalier_proto::{
     Access, Accesses, Errno, FileType, Ino, InodeFlags, Reply, SetAttr, SetTime, Time, mode,
 };
@@ -7,6 +10,7 @@ use espalier_proto::{
 use crate::event::{Change, Event};
 use crate::machine::{Cx, Final, Meta};
 use crate::permission::check_not;
+use crate::progress::Progress;
 use crate::record::Inode;
 use crate::step::{Step, Stop, StreamCall};
 use crate::task::reported_time;
@@ -39,17 +43,13 @@ impl Meta {
             if !is_copied_up(cx, inode) {
                 self.drop_capability(cx, ino)?;
             }
-            if !streamed && size <= u64::from(self.config.strip_bytes) {
-                let time = cx.now;
-                self.state.strip(ino)?;
-                self.state.admit_size(ino, size)?;
-                self.stage(cx, &Event::Resize { ino, size, time })?;
-            } else {
-                if !streamed {
-                    self.state.admit_size(ino, size)?;
-                    self.unstuff(cx, ino, None)?;
-                }
+            if streamed {
                 self.truncate_stream(cx, ino, size)?;
+            } else if size <= u64::from(self.config.strip_bytes) {
+                self.truncate_stuffed(cx, ino, size)?;
+            } else {
+                self.state.admit_size(ino, size)?;
+                return Err(self.unstuff(cx, ino, None));
             }
         }
         if let (Some(mtime), true) = (change.mtime, self.state.inode(ino)?.is_streamed()) {
@@ -188,32 +188,55 @@ fn may_remove_privileges(cx: &Cx<'_>, inode: &Inode, set: &SetAttr) -> Step<bool
 
 impl Meta {
     /// Removes a file's set-id bits and capabilities before a caller without `CAP_FSETID` changes
-    /// its bytes. Returns true if the mode has changed.
-    pub(crate) fn remove_privileges(&mut self, cx: &mut Cx<'_>, ino: Ino) -> Step<bool> {
-        let inode = self.state.inode(ino)?;
-        let perm = cx.without_privileges(inode.perm, inode.gid)?;
-        let changed = perm != inode.perm && inode.kind == FileType::Regular && !inode.has_no_metafile();
+    /// its bytes.
+    pub(crate) fn remove_privileges(&mut self, cx: &mut Cx<'_>, ino: Ino) -> Step<Final<'_>> {
         self.drop_capability(cx, ino)?;
-        if changed {
-            self.writable()?;
-            let change = Change { perm: Some(perm), ctime: Some(cx.now), ..Change::default() };
-            self.stage(cx, &Event::SetAttr { ino, change })?;
-        }
-        Ok(changed)
+        let removal = self.removal_of_privileges(cx, ino)?;
+        let changed = removal.is_some();
+        self.commit_all(cx, removal.as_slice(), |_, _| Reply::PrivilegesRemoved { changed })
     }
 
-    /// Truncates a stream. Growth is counted first, so that no other operation takes the space.
+    /// The event that removes a file's set-id bits; `None` if it has none that the caller must not
+    /// keep.
+    pub(crate) fn removal_of_privileges(&self, cx: &Cx<'_>, ino: Ino) -> Step<Option<Event>> {
+        let inode = self.state.inode(ino)?;
+        let perm = cx.without_privileges(inode.perm, inode.gid)?;
+        if perm == inode.perm || inode.kind != FileType::Regular || inode.has_no_metafile() {
+            return Ok(None);
+        }
+        self.writable()?;
+        let change = Change { perm: Some(perm), ctime: Some(cx.now), ..Change::default() };
+        Ok(Some(Event::SetAttr { ino, change }))
+    }
+
+    /// Truncates or extends a stuffed file, once in an operation.
+    pub(crate) fn truncate_stuffed(&mut self, cx: &mut Cx<'_>, ino: Ino, size: u64) -> Step<()> {
+        if cx.truncated() == Some(ino) {
+            return Ok(());
+        }
+        self.state.strip(ino)?;
+        self.state.admit_size(ino, size)?;
+        let event = Event::Resize { ino, size, time: cx.now };
+        Err(self.stage_all(cx, &[event], |_, cx| *cx.progress = Progress::Truncated(ino)))
+    }
+
+    /// Truncates or extends a stream. Growth is counted first, so that no other operation takes the
+    /// space.
     pub(crate) fn truncate_stream(&mut self, cx: &mut Cx<'_>, ino: Ino, size: u64) -> Step<()> {
+        if matches!(cx.progress, Progress::Truncated(truncated) if *truncated == ino) {
+            // The file was still stuffed, and has been unstuffed since.
+            return Ok(());
+        }
         self.lock_end(cx, ino)?;
         self.mark_size_dirty(cx, ino)?;
         let by = Some((cx.client, cx.id)).filter(|(client, _)| *client != INTERNAL_CLIENT);
         let call = StreamCall::Truncate { ino, size, by };
-        let done = cx.streams.iter().position(|(made, result)| *made == call && result.is_ok());
-        if done.is_some_and(|at| at + 1 < cx.streams.len()) {
+        let made = cx.streams.iter().position(|(made, _)| *made == call);
+        if made.is_some_and(|at| cx.streams[at].1.is_ok() && at + 1 < cx.streams.len()) {
             // An earlier run has counted the size, and other writes may have been counted since.
             return Ok(());
         }
-        if done.is_none() && size > self.state.inode(ino)?.counted_bytes() {
+        if made.is_none() && size > self.state.inode(ino)?.counted_bytes() {
             self.state.admit_size(ino, size)?;
             self.count_size(cx, ino, size)?;
         }
@@ -236,52 +259,71 @@ impl Meta {
     /// Updates the access time of a file, link or directory that is read. Returns true if it was
     /// due.
     pub(crate) fn accessed(&mut self, cx: &mut Cx<'_>, ino: Ino) -> Step<bool> {
-        let inode = self.state.inode(ino)?;
-        let counts = || match self.sessions.accesses(cx.client) {
-            Accesses::All => true,
-            Accesses::NoListings => !inode.is_dir(),
-            Accesses::None => false,
-        };
-        let is_due = self.writable().is_ok() && self.atime_is_due(inode, cx.now) && counts();
-        if is_due {
-            let change = Change { atime: Some(cx.now), ..Change::default() };
-            self.stage(cx, &Event::SetAttr { ino, change })?;
+        match self.atime_update(cx, ino)? {
+            Some(access) => Err(self.stage(cx, &access)),
+            None => {
+                let inode = self.state.inode(ino)?;
+                Ok(inode.atime == cx.now && self.atime_is_due(cx, inode, inode.atime, cx.now))
+            }
         }
-        Ok(is_due)
+    }
+
+    /// The event that updates the access time of an inode that is read; `None` if it is not due, or
+    /// done.
+    pub(crate) fn atime_update(&self, cx: &Cx<'_>, ino: Ino) -> Step<Option<Event>> {
+        let inode = self.state.inode(ino)?;
+        let is_due = inode.atime != cx.now && self.atime_is_due(cx, inode, inode.atime, cx.now);
+        Ok((is_due && self.writable().is_ok()).then(|| atime_update(ino, cx.now)))
     }
 
     /// Updates the access times of files that a client has accessed without a message
     /// ([`Request::Accessed`]).
-    pub(crate) fn accessed_before(&mut self, cx: &mut Cx<'_>, files: &[(Ino, Time)]) -> Step<Reply> {
-        let now = cx.now;
-        for (ino, time) in files {
+    pub(crate) fn accessed_before(&mut self, cx: &mut Cx<'_>, files: &[(Ino, Time)]) -> Step<Final<'_>> {
+        let mut accesses = BTreeMap::new();
+        for (ino, time) in files.iter().filter(|_| self.writable().is_ok()) {
             let is_known = self.sessions.is_known_to(cx.client, *ino);
-            let changed = match self.state.inode(*ino) {
+            let inode = match self.state.inode(*ino) {
                 _ if !is_known => continue,
-                Ok(inode) => inode.ctime,
+                Ok(inode) => inode,
                 Err(stop @ Stop::Wait(_)) => return Err(stop),
                 Err(_) => continue,
             };
-            cx.now = reported_time(*time, now);
+            let time = reported_time(*time, cx.now);
             // A change since the access overrides it.
-            if changed < cx.now {
-                self.accessed(cx, *ino)?;
+            let atime = accesses.get(ino).copied().unwrap_or(inode.atime);
+            if inode.ctime < time && atime != time && self.atime_is_due(cx, inode, atime, time) {
+                accesses.insert(*ino, time);
             }
         }
-        cx.now = now;
-        // The client knows these attributes.
-        cx.read_set.touched.clear();
-        Ok(Reply::Done)
+        let updates: Vec<_> = accesses.into_iter().map(|(ino, time)| atime_update(ino, time)).collect();
+        self.commit_all(cx, &updates, |_, cx| {
+            // The client knows these attributes.
+            cx.read_set.touched.clear();
+            Reply::Done
+        })
     }
 
-    fn atime_is_due(&self, inode: &Inode, now: Time) -> bool {
+    /// True if an access of the client at `time` updates the access time `atime`, also if it has
+    /// done so.
+    fn atime_is_due(&self, cx: &Cx<'_>, inode: &Inode, atime: Time, time: Time) -> bool {
         use crate::config::Atime;
+        let counts = match self.sessions.accesses(cx.client) {
+            Accesses::All => true,
+            Accesses::NoListings => !inode.is_dir(),
+            Accesses::None => false,
+        };
         match self.config.atime {
+            _ if !counts => false,
             _ if inode.has_no_metafile() || inode.is_dir() && self.config.nodiratime => false,
             _ if inode.rare.flags.contains(InodeFlags::NOATIME) => false,
             Atime::Never => false,
             Atime::Always => true,
-            Atime::Relative => inode.atime.is_old_access(inode.mtime.max(inode.ctime), now),
+            Atime::Relative => atime == time || atime.is_old_access(inode.mtime.max(inode.ctime), time),
         }
     }
+}
+
+/// The event that sets the access time of an inode.
+fn atime_update(ino: Ino, time: Time) -> Event {
+    Event::SetAttr { ino, change: Change { atime: Some(time), ..Change::default() } }
 }

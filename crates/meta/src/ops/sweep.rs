@@ -59,7 +59,7 @@ impl Meta {
         // The name is unreachable, but the inode may be open or have another name.
         self.revoke_inode(cx, ino)?;
         self.append(&Event::Unlink { dir, name, time: cx.now })?;
-        cx.changed = true;
+        cx.changed = Some(self.state.sequence);
         if self.state.inodes.get(&ino).is_some_and(|cached| cached.lookups > 0) {
             // Clients that have it open, or know another of its names, see one link less.
             self.changed.push(ino);

@@ -8,6 +8,7 @@ use espalier_proto::{Access, END, Errno, Ino, InodeFlags, Reply};
 use crate::event::Event;
 use crate::machine::{Cx, Final, Meta};
 use crate::permission::check_not;
+use crate::progress::Progress;
 use crate::record::Body;
 use crate::step::Step;
 use crate::trash::INTERNAL_CLIENT;
@@ -29,10 +30,17 @@ impl Meta {
         kill_suid_gid: bool,
     ) -> Step<Final<'_>> {
         let at_end = offset == END;
-        if kill_suid_gid && !data.is_empty() && self.remove_privileges(cx, ino)? {
-            return Ok(Final::of(Reply::PrivilegesRemoved { changed: true }));
+        if kill_suid_gid && !data.is_empty() {
+            self.drop_capability(cx, ino)?;
+            if let Some(removal) = self.removal_of_privileges(cx, ino)? {
+                return self.commit(cx, &removal, |_, _| Reply::PrivilegesRemoved { changed: true });
+            }
         }
-        let appends = at_end && self.config.session_ms.is_some();
+        let (outgrew, is_written) = match *cx.progress {
+            Progress::Unstuffed { is_written } => (true, is_written),
+            _ => (false, false),
+        };
+        let appends = at_end && !outgrew && self.config.session_ms.is_some();
         if appends && self.state.inode(ino)?.is_streamed() {
             return self.append_to_stream(cx, ino, data).map(Final::of);
         }
@@ -42,7 +50,13 @@ impl Meta {
             Body::Stuffed { size, stored } => (size, u64::from(stored)),
             Body::Streamed { .. } | Body::Striped { .. } => {
                 self.writable()?;
-                return self.redirect_write(cx, ino, offset).map(Final::of);
+                if at_end && !outgrew {
+                    return Ok(Final::of(Reply::Streamed));
+                }
+                return Ok(Final::of(match self.redirect_write(cx, ino)? {
+                    Reply::Delegated(Some(delegation)) if is_written => Reply::Outgrown(delegation),
+                    reply => reply,
+                }));
             }
             _ => return Err(Errno::EINVAL.into()),
         };
@@ -57,11 +71,7 @@ impl Meta {
         if end > u64::from(self.config.strip_bytes) {
             // An append that is sent again would be written twice, the second time after the first.
             let goes_along = !at_end && self.goes_along(cx, ino, end)?;
-            self.unstuff(cx, ino, if goes_along { Some((offset, data)) } else { None })?;
-            return Ok(Final::of(match self.redirect_write(cx, ino, offset)? {
-                Reply::Delegated(Some(delegation)) if goes_along => Reply::Outgrown(delegation),
-                reply => reply,
-            }));
+            return Err(self.unstuff(cx, ino, if goes_along { Some((offset, data)) } else { None }));
         }
         self.state.strip(ino)?;
         if data.is_empty() {
@@ -97,9 +107,9 @@ impl Meta {
 
     /// Has the client write to the stream or the data servers. The reply includes the capability
     /// that it would request next ([`Self::delegate`]).
-    fn redirect_write(&mut self, cx: &mut Cx<'_>, ino: Ino, offset: u64) -> Step<Reply> {
+    fn redirect_write(&mut self, cx: &mut Cx<'_>, ino: Ino) -> Step<Reply> {
         let is_striped = self.state.inode(ino)?.layout().is_some();
-        if is_striped && self.writes_directly(cx) && offset != END {
+        if is_striped && self.writes_directly(cx) {
             return self.delegate(cx, ino, Access::WRITE);
         }
         Ok(Reply::Streamed)

@@ -150,7 +150,8 @@ impl Meta {
         match list.binary_search_by(|(n, _)| n.as_ref().cmp(CAPABILITY)) {
             Ok(_) => {
                 self.writable()?;
-                self.stage(cx, &Event::SetXattr { ino, name: CAPABILITY.into(), value: None, time: cx.now })
+                let event = Event::SetXattr { ino, name: CAPABILITY.into(), value: None, time: cx.now };
+                Err(self.stage(cx, &event))
             }
             Err(_) => Ok(()),
         }

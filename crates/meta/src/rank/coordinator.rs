@@ -300,7 +300,7 @@ impl Meta {
         let part = Part { edits, time, since: time };
         let edits = part.edits.clone();
         self.append_part(&edits, &Event::Committed { id, part, ranks })?;
-        cx.changed = true;
+        cx.changed = Some(self.state.sequence);
         cx.read_set.touched.extend(edits.iter().flat_map(Edit::addressed));
         cx.coordinator().proposal = None;
         cx.coordinator().questions.retain(|peer_question| peer_question.id != id);

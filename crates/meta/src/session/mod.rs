@@ -402,7 +402,7 @@ impl Meta {
             return;
         }
         each_given(&task.request, result, |ino, hold| session.hold(ino, hold));
-        if task.changed || matches!(result, Ok(Reply::Forwarded { .. })) {
+        if task.changed.is_some() || matches!(result, Ok(Reply::Forwarded { .. })) {
             let location = |ino: &Ino| self.state.inodes.get(ino).map(|cached| cached.reported_location());
             let location = if let Request::Open { ino, .. } = &task.request { location(ino) } else { None };
             if let Some(outcome) = CompletedOutcome::of(&task.request, result, location) {

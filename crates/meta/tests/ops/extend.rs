@@ -33,6 +33,17 @@ fn growth_is_counted_before_it_is_written_and_refused_beyond_the_quota() {
 }
 
 #[test]
+fn growth_by_an_append_is_counted_once() {
+    everywhere(|fs| {
+        let (dir, file) = limited(fs);
+        assert_eq!(extend(fs, file, END, 10), Ok(Reply::Granted));
+        assert_eq!(fs.figure(dir, "rbytes"), Ok(110));
+        assert_eq!(extend(fs, file, END, 41), Err(Errno::EDQUOT));
+        fs.ask(Request::Release { ino: file }).unwrap();
+    });
+}
+
+#[test]
 fn a_copy_takes_no_more_than_its_source_has() {
     everywhere(|fs| {
         let (dir, file) = limited(fs);
