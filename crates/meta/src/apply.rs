@@ -10,6 +10,7 @@ use alloc::vec::Vec;
 
 use espalier_proto::{Errno, Ino, Name, Time};
 
+use crate::counts::InodeCounts;
 use crate::event::{Change, Event};
 use crate::no_metafile::NoMetafile;
 use crate::record::{Body, Inode, Referent, Slot};
@@ -159,7 +160,7 @@ impl State {
             Event::SetAttr { ino, change } => self.apply_checked(
                 |state| state.inode(*ino).map(drop),
                 |state, ()| match change.flags {
-                    Some(_) => state.change_protection(*ino, |inode| event.change_rights(inode)),
+                    Some(_) => state.change_counted(*ino, |inode| event.change_rights(inode)),
                     None => state.change(*ino, |inode| event.change_rights(inode)),
                 },
             ),
@@ -220,7 +221,7 @@ impl State {
                 |state| state.strip(*ino).map(drop),
                 |state, ()| {
                     state.strips.remove(*ino, &mut state.changes);
-                    state.provisional.insert(*ino);
+                    state.provisional.note_unstuffed(*ino);
                     // If this event is lost, so is the stream, and no write to it needs counting.
                     state.size_dirty.mark(*ino, 0);
                     state.change(*ino, |inode| {
@@ -232,7 +233,7 @@ impl State {
                 |state| state.strip(*ino).map(drop),
                 |state, ()| {
                     state.strips.remove(*ino, &mut state.changes);
-                    state.striped.get_or_insert_default().insert(*ino);
+                    state.provisional.note_striped(*ino);
                     state.size_dirty.mark_outgrown(*ino, state.sequence);
                     state.change(*ino, |inode| {
                         let (counted, layout) = (inode.counted_bytes(), Arc::clone(layout));
@@ -309,9 +310,7 @@ impl State {
                 |state, location| state.apply_moved(*ino, location),
             ),
             Event::Began => self.apply_always(|_| {}),
-            Event::Reserved { below } => {
-                self.apply_always(|state| state.reserved = state.reserved.max(*below))
-            }
+            Event::Reserved { below } => self.apply_always(|state| state.numbers.note_reserved(*below)),
             Event::Pool { pool } => self.apply_always(|state| state.apply_pool(pool)),
             Event::Given { client, first, count } => {
                 self.apply_always(|state| state.apply_given(*client, *first, *count))
@@ -343,22 +342,17 @@ impl State {
                 self.apply_always(|state| state.apply_freed_acknowledged(*home, inodes))
             }
             Event::Pulled { dir } => self.apply_always(|state| {
-                state.pulling.remove(dir);
+                state.moves.end_pull(*dir);
             }),
             Event::Purge { ino } => self.apply_checked(
-                |state| {
-                    let inode = state.inode(*ino)?;
-                    Ok((inode.is_protected(), inode.partition().is_some()))
-                },
-                |state, (is_protected, is_partition)| {
+                |state| Ok(InodeCounts::of(state.inode(*ino)?)),
+                |state, counts| {
                     state.size_dirty.remove(*ino);
                     state.forget_moved(*ino);
                     state.drop_inode(*ino);
                     state.note_freed(*ino);
-                    state.pulling.remove(ino);
-                    state.files = state.files.saturating_sub(1);
-                    state.protected = state.protected.saturating_sub(u64::from(is_protected));
-                    state.partitions = state.partitions.saturating_sub(u64::from(is_partition));
+                    state.moves.end_pull(*ino);
+                    state.counts.remove(counts);
                 },
             ),
         }
@@ -378,11 +372,11 @@ impl State {
     }
 
     fn insert_new(&mut self, inode: &Inode) {
-        self.files += 1;
+        self.counts.add(InodeCounts::of(inode));
         if inode.layout().is_some() {
-            self.striped.get_or_insert_default();
+            self.provisional.note_servers();
         }
-        self.take_from_pool(inode.ino);
+        self.numbers.note_file(inode.ino);
         self.insert_inode(inode.clone(), Location::Orphan);
     }
 
@@ -408,14 +402,15 @@ impl State {
         }
     }
 
-    /// As [`Self::change`], for a change that may protect the inode or end its protection.
-    pub(crate) fn change_protection(&mut self, ino: Ino, change: impl FnOnce(&mut Inode)) {
-        let is_protected = |state: &Self| {
-            u64::from(state.inodes.get(&ino).is_some_and(|cached| cached.inode.is_protected()))
-        };
-        let before = is_protected(self);
-        self.change(ino, change);
-        self.protected = self.protected.saturating_sub(before) + is_protected(self);
+    /// As [`Self::change`], for a change of what [`InodeCounts`] count.
+    pub(crate) fn change_counted(&mut self, ino: Ino, change: impl FnOnce(&mut Inode)) {
+        if let Some(cached) = self.touch_inode(ino) {
+            let before = InodeCounts::of(&cached.inode);
+            change(&mut cached.inode);
+            let after = InodeCounts::of(&cached.inode);
+            self.counts.remove(before);
+            self.counts.add(after);
+        }
     }
 
     /// The change of a file's counted size, with the directories above it, which are in memory.
@@ -551,7 +546,7 @@ impl State {
         self.place(from, to, to_slot, moved.target);
         self.entry_added(to, moved.is_dir, time);
         if let Some(inode) = whiteout {
-            self.files += 1;
+            self.counts.add(InodeCounts::of(inode));
             self.count(from, inode.weight(), Usage::default());
             self.insert_inode(inode.clone(), Location::Orphan);
             self.put_primary(from, moved.slot, inode.ino);

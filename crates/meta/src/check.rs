@@ -9,6 +9,7 @@ use alloc::vec::Vec;
 
 use espalier_proto::{FileType, FragmentMap, Ino, Layout, ObjectId, ObjectKind, Rank, ServerId, name_key};
 
+use crate::counts::InodeCounts;
 use crate::rank::{FragmentCheck, FreedNumbers, LocationCheck, Relocation, RemoteNames, UsageDeltas};
 use crate::record::{Body, Dentry, InoRecord, Inode, Referent, Slot, Super, Xattrs, decode};
 use crate::recount::Recount;
@@ -43,10 +44,8 @@ pub struct Check {
     relocations: BTreeMap<Ino, Rank>,
     /// Removed inodes of other homes.
     freed: BTreeSet<Ino>,
-    protected: u64,
-    partitions: u64,
     pub records: u64,
-    pub files: u64,
+    pub counts: InodeCounts,
     pub directories: u64,
 }
 
@@ -111,10 +110,8 @@ impl Check {
             adopted: Vec::new(),
             relocations: BTreeMap::new(),
             freed: BTreeSet::new(),
-            protected: 0,
-            partitions: 0,
             records: 0,
-            files: 0,
+            counts: InodeCounts::default(),
             directories: 0,
         }
     }
@@ -231,7 +228,7 @@ impl Check {
     }
 
     fn inode(&mut self, inode: &Inode, place: u8, dir: Ino) {
-        self.files += 1;
+        self.counts.add(InodeCounts::of(inode));
         if place & IN_TABLE != 0 && inode.ino != Ino::ROOT {
             self.lies_at(inode.ino, (NO_DIR, 0));
         }
@@ -240,8 +237,6 @@ impl Check {
         }
         self.recount.inode(inode, place & IN_TABLE != 0);
         self.directories += u64::from(inode.is_dir());
-        self.protected += u64::from(inode.is_protected());
-        self.partitions += u64::from(inode.partition().is_some());
         if !inode.fits() {
             self.find(Some(inode.ino), format!("has type {:?}, but the body of another type", inode.kind));
         }
@@ -390,22 +385,26 @@ impl Check {
             None => self.find(None, "the super record of the tables is missing".into()),
             Some(record) => {
                 has_root = self.rank == Ino::ROOT.rank();
-                if record.files != self.files {
-                    self.find(None, format!("{} inodes are recorded, {} found", record.files, self.files));
+                let (recorded, counts) = (record.counts, self.counts);
+                if recorded.files != counts.files {
+                    self.find(
+                        None,
+                        format!("{} inodes are recorded, {} found", recorded.files, counts.files),
+                    );
                 }
-                if record.protected != self.protected {
-                    let (counted, found) = (record.protected, self.protected);
+                if recorded.protected != counts.protected {
+                    let (counted, found) = (recorded.protected, counts.protected);
                     self.find(
                         None,
                         format!("{counted} immutable and append-only inodes are recorded, {found} found"),
                     );
                 }
-                if record.partitions != self.partitions {
-                    let (counted, found) = (record.partitions, self.partitions);
+                if recorded.partitions != counts.partitions {
+                    let (counted, found) = (recorded.partitions, counts.partitions);
                     self.find(None, format!("{counted} fragments are recorded, {found} found"));
                 }
                 let has_none = self.relocations.is_empty() && self.adopted.is_empty();
-                if !record.has_relocated && !has_none {
+                if !record.moves.has_relocated() && !has_none {
                     self.find(None, "the super record does not say that inodes are relocated".into());
                 }
                 let last = inos.iter().rfind(|ino| ino.rank() == self.rank);

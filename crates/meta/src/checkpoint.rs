@@ -59,29 +59,19 @@ impl Checkpoint {
             return None;
         }
         state.changes.begin_snapshot();
-        let (next_ino, files, sequence) = (state.next_ino.max(state.reserved), state.files, state.sequence);
-        let provisional = state.provisional.iter().copied().collect();
-        let size_dirty = state.size_dirty_places();
-        let striped = state.striped.as_ref().map(|inos| inos.iter().copied().collect());
-        let pool = state.pool.clone();
-        let (protected, partitions) = (state.protected, state.partitions);
-        let ceding = state.ceding.iter().copied().collect();
-        let (has_relocated, pulling) = (state.has_relocated, state.pulling.iter().copied().collect());
+        let provisional = &state.provisional;
+        let sequence = state.sequence;
         let record = Super {
-            next_ino,
-            end_ino: state.end_ino,
-            files,
-            protected,
-            partitions,
-            ceding,
-            has_relocated,
-            pulling,
+            next_ino: state.numbers.next_after_restart(),
+            end_ino: state.numbers.end(),
+            counts: state.counts,
+            moves: state.moves.clone(),
             sequence,
             journal: end.0,
-            provisional,
-            size_dirty,
-            striped,
-            pool,
+            provisional: provisional.in_store().collect(),
+            size_dirty: state.size_dirty_places(),
+            striped: provisional.on_servers().map(|inos| inos.iter().copied().collect()),
+            pool: state.numbers.pool().to_vec(),
         };
         self.goal = Some(Goal { sequence, trim: end, record, complete: false });
         self.next_piece(state)

@@ -192,9 +192,9 @@ pub struct MergeEnd {
 impl State {
     pub(crate) fn apply_decouple(&mut self, dir: Ino, decoupled: &Option<Box<Decoupled>>, time: Time) {
         if let Some(decoupled) = decoupled {
-            self.next_ino = self.next_ino.max(decoupled.first.0 + decoupled.inodes);
+            self.numbers.note_used(decoupled.first.0 + decoupled.inodes);
         }
-        self.change_protection(dir, |inode| {
+        self.change_counted(dir, |inode| {
             inode.rare.decoupled.clone_from(decoupled);
             inode.ctime = time;
         });

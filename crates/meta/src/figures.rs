@@ -84,7 +84,7 @@ impl Meta {
             dirty_bytes: self.state.changes.dirty() as u64,
             changes: self.state.sequence,
             unsynced: self.state.sequence.saturating_sub(self.journal.durable),
-            next_ino: self.state.next_ino,
+            next_ino: self.state.numbers.next(),
             journal_used: self.journal.used,
             journal_capacity: self.config.journal_capacity,
             syncs: self.journal.syncs,
@@ -100,7 +100,7 @@ impl Meta {
             leases_expired: leases.expired,
             leases_unanswered: leases.unanswered,
             lease_waits: leases.waits,
-            fragments: self.state.partitions,
+            fragments: self.state.counts.partitions,
             transfers_running: self.transfers.unfinished() as u64,
             fragment_counts: self.transfers.counts,
             pulls_unfinished: self.unfinished_pulls() as u64,
@@ -139,7 +139,7 @@ impl Meta {
 
     /// Inodes in use.
     pub fn files(&self) -> u64 {
-        self.state.files
+        self.state.counts.files
     }
 
     /// Number of entries that a page of a listing will have, as far as they are in memory. For cost

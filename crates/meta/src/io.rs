@@ -116,7 +116,7 @@ impl Meta {
             (Some(Purpose::SyncStream(ino, tick)), result) => {
                 self.size_dirty_synced(ino, tick, result.is_ok())
             }
-            (Some(Purpose::FinaliseStream(ino)), Ok(_)) => self.state.note_finalised(ino),
+            (Some(Purpose::FinaliseStream(ino)), Ok(_)) => self.state.provisional.note_finalised(ino),
             // It stays provisional, which is harmless; the next mount retries.
             (Some(Purpose::FinaliseStream(_)), Err(_)) => {}
             (Some(Purpose::RemoveUnused(ino, layouts)), result) => {

@@ -118,23 +118,9 @@ impl Pool {
 }
 
 impl State {
-    /// Marks a number as used by a file.
-    pub(crate) fn take_from_pool(&mut self, ino: Ino) {
-        if let Some(at) = self.pool.iter().position(|batch| batch.has(ino)) {
-            self.pool[at].first = ino.0 + 1;
-            if self.pool[at].first == self.pool[at].end {
-                self.pool.remove(at);
-            }
-        }
-    }
-
     pub(crate) fn apply_pool(&mut self, pool: &[Batch]) {
-        // Datafiles exist.
-        self.striped.get_or_insert_default();
-        self.pool = pool.to_vec();
-        for batch in pool {
-            self.next_ino = self.next_ino.max(batch.end);
-        }
+        self.provisional.note_servers();
+        self.numbers.set_pool(pool);
     }
 }
 
@@ -145,7 +131,7 @@ impl Meta {
             let phase = self.pool.phases.get(&batch.end);
             matches!(phase, Some(BatchState::Open { event }) if *event <= self.journal.durable)
         };
-        let batch = self.state.pool.iter().find(is_usable)?;
+        let batch = self.state.numbers.pool().iter().find(is_usable)?;
         let ino = Ino(batch.first);
         layout(ino).filter(|layout| layout.servers() == batch.servers_of(ino)).map(|_| ino)
     }
@@ -157,7 +143,7 @@ impl Meta {
         let is_pooled = layout.servers() == round_robin(&servers, width.into(), inode.ino);
         if is_pooled && self.setting(inode, Policy::precreation) == Some(true) {
             self.pool.wanted = true;
-            self.pool.exhausted |= !self.state.pool.iter().any(|batch| batch.first == inode.ino.0);
+            self.pool.exhausted |= !self.state.numbers.pool().iter().any(|batch| batch.first == inode.ino.0);
         }
     }
 
@@ -169,12 +155,12 @@ impl Meta {
     /// Refills the pool, and removes datafiles that nobody can use.
     pub(crate) fn tend_pool(&mut self, out: &mut Outbox) {
         let is_changed = !self.config.read_only && !self.draining && self.journal.broken.is_none();
-        if !is_changed || (self.state.pool.is_empty() && !self.pool.wanted) {
+        if !is_changed || (self.state.numbers.pool().is_empty() && !self.pool.wanted) {
             return;
         }
         let Some(striping) = &self.config.striping else { return };
         let spread = striping.spread(&self.config.policy);
-        let pool = &self.state.pool;
+        let pool = self.state.numbers.pool();
         self.pool.phases.retain(|end, _| pool.iter().any(|batch| batch.end == *end));
         if self.pool.wanted {
             self.open_batch();
@@ -188,7 +174,8 @@ impl Meta {
             }
             Some(_) => None,
         };
-        let due: Vec<_> = self.state.pool.iter().filter(|_| !self.pool.failed).filter_map(next).collect();
+        let due: Vec<_> =
+            self.state.numbers.pool().iter().filter(|_| !self.pool.failed).filter_map(next).collect();
         for (batch, phase) in due {
             self.ask_for(&batch, phase, out);
         }
@@ -197,7 +184,7 @@ impl Meta {
     /// Sum of the unused numbers of the batches that `is_counted` selects.
     fn pooled(&self, is_counted: impl Fn(&Batch, Option<&BatchState>) -> bool) -> u64 {
         let counted = |batch: &&Batch| is_counted(batch, self.pool.phases.get(&batch.end));
-        self.state.pool.iter().filter(counted).map(|batch| batch.end - batch.first).sum()
+        self.state.numbers.pool().iter().filter(counted).map(|batch| batch.end - batch.first).sum()
     }
 
     /// Creates a batch when the pool falls below its low watermark.
@@ -212,14 +199,14 @@ impl Meta {
         if core::mem::take(&mut self.pool.exhausted) && !self.pool.phases.is_empty() {
             self.pool.size = (2 * self.pool.size).min(Pool::LAST);
         }
-        let first = self.state.next_ino;
+        let first = self.state.numbers.next();
         let end = first + self.pool.size;
         if !self.may_give(end - 1) {
             return;
         }
         let (servers, width) = spread.clone();
         let batch = Batch { first, end, open: false, width, servers };
-        let pool = self.state.pool.iter().cloned().chain([batch]).collect();
+        let pool = self.state.numbers.pool().iter().cloned().chain([batch]).collect();
         let event = self.note_pool(pool);
         self.pool.phases.insert(end, BatchState::Planned { event });
     }
@@ -230,7 +217,7 @@ impl Meta {
         if left >= self.pool.size / 4 {
             return;
         }
-        let mut pool = self.state.pool.clone();
+        let mut pool = self.state.numbers.pool().to_vec();
         let is_next = |batch: &&mut Batch| self.pool.phases.get(&batch.end) == Some(&BatchState::Made);
         let Some(batch) = pool.iter_mut().find(is_next) else { return };
         batch.open = true;
@@ -263,7 +250,8 @@ impl Meta {
                 self.pool.phases.insert(end, BatchState::Made);
             }
             (Some(BatchState::Discarding), Ok(())) => {
-                let pool = self.state.pool.iter().filter(|batch| batch.end != end).cloned().collect();
+                let pool =
+                    self.state.numbers.pool().iter().filter(|batch| batch.end != end).cloned().collect();
                 self.note_pool(pool);
             }
             (_, Ok(())) => {}

@@ -15,7 +15,9 @@ use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::acl::Acl;
+use crate::counts::InodeCounts;
 use crate::decouple::Decoupled;
+use crate::fragment::RecordedMoves;
 use crate::no_metafile::NoMetafile;
 use crate::pool::Batch;
 use crate::usage::{Quota, Usage};
@@ -512,25 +514,14 @@ pub(crate) fn encode_primary(inode: &Inode) -> Vec<u8> {
 pub(crate) type Xattrs = Vec<(Box<[u8]>, Box<[u8]>)>;
 
 /// The super record: the state of the whole file system as of a checkpoint.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Super {
     /// The next inode number to allocate.
     pub next_ino: u64,
     /// Inode numbers from here on are not this store's to allocate.
     pub end_ino: u64,
-    /// Inodes in use.
-    pub files: u64,
-    /// Number of immutable, append-only and decoupled inodes.
-    pub protected: u64,
-    /// Number of partitioned directories here and of fragments of others.
-    pub partitions: u64,
-    /// Directory records that have begun to cede names to another.
-    pub ceding: Vec<Ino>,
-    /// Inodes may be at another rank than that of their number: inodes of this home at another, or
-    /// others here.
-    pub has_relocated: bool,
-    /// Directory records that may have names of files at other ranks, which are to move here.
-    pub pulling: Vec<Ino>,
+    pub counts: InodeCounts,
+    pub moves: RecordedMoves,
     /// The last event that the tables contain, with all before it.
     pub sequence: u64,
     /// Position in the journal at which to search for later events; frames there may repeat older

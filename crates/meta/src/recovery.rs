@@ -9,10 +9,13 @@ use core::ops::Range;
 use espalier_proto::{Errno, FileType, Ino, ObjectId, Position, Rank, TableWrite, Time};
 
 use crate::config::Config;
+use crate::counts::InodeCounts;
 use crate::event::Event;
 use crate::journal::HeldOutput;
 use crate::machine::Meta;
+use crate::numbers::InodeNumbers;
 use crate::outbox::IoDone;
+use crate::provisional::ProvisionalStreams;
 use crate::record::{Body, Directory, InoRecord, Inode, Rare, Super, encode};
 use crate::state::{Location, SAME_HASH, State, Trashed};
 use crate::step::{Load, Step, Stop, StreamCall, Wait};
@@ -57,22 +60,11 @@ impl Format {
 
     /// As [`Self::writes`], for a file system that allocates only these inode numbers.
     pub fn writes_within(&self, inos: Range<u64>) -> Vec<TableWrite> {
-        let (provisional, size_dirty) = (Vec::new(), Vec::new());
         let first = Super {
             next_ino: inos.start,
             end_ino: inos.end,
-            files: 1,
-            protected: 0,
-            partitions: 0,
-            ceding: Vec::new(),
-            has_relocated: false,
-            pulling: Vec::new(),
-            sequence: 0,
-            journal: 0,
-            provisional,
-            size_dirty,
-            striped: None,
-            pool: Vec::new(),
+            counts: InodeCounts { files: 1, ..InodeCounts::default() },
+            ..Super::default()
         };
         let value = Some(first.encode());
         Vec::from([self.root(), TableWrite { object: ObjectId::SUPER, key: Vec::new(), value }])
@@ -80,23 +72,8 @@ impl Format {
 
     /// The first checkpoint of a rank other than 0: no inodes.
     pub fn nothing(rank: Rank) -> Vec<TableWrite> {
-        let (next_ino, provisional, size_dirty) = (Ino::none_of(rank).0 + 1, Vec::new(), Vec::new());
-        let first = Super {
-            next_ino,
-            end_ino: u64::MAX,
-            files: 0,
-            protected: 0,
-            partitions: 0,
-            ceding: Vec::new(),
-            has_relocated: false,
-            pulling: Vec::new(),
-            sequence: 0,
-            journal: 0,
-            provisional,
-            size_dirty,
-            striped: None,
-            pool: Vec::new(),
-        };
+        let next_ino = Ino::none_of(rank).0 + 1;
+        let first = Super { next_ino, end_ino: u64::MAX, ..Super::default() };
         Vec::from([TableWrite { object: ObjectId::SUPER, key: Vec::new(), value: Some(first.encode()) }])
     }
 }
@@ -151,15 +128,10 @@ impl Recovery {
         let record =
             Super::parse(super_value).ok_or_else(|| damaged("the super record of the tables is damaged"))?;
         let mut state = State::new(config.hash_key);
-        (state.next_ino, state.files, state.sequence) = (record.next_ino, record.files, record.sequence);
-        (state.protected, state.partitions) = (record.protected, record.partitions);
-        state.ceding = record.ceding.into_iter().collect();
-        state.has_relocated = record.has_relocated;
-        state.pulling = record.pulling.into_iter().collect();
-        state.end_ino = record.end_ino;
-        state.provisional = record.provisional.into_iter().collect();
-        state.striped = record.striped.map(|inos| inos.into_iter().collect());
-        state.pool = record.pool;
+        state.sequence = record.sequence;
+        state.numbers = InodeNumbers::new(record.next_ino, record.end_ino, record.pool);
+        (state.counts, state.moves) = (record.counts, record.moves);
+        state.provisional = ProvisionalStreams::new(record.provisional, record.striped);
         for (key, value) in orphans {
             let loaded = state.loaded(ObjectId::ORPHANS, key, Some(value));
             loaded.map_err(|_| damaged("the record of an orphan is damaged"))?;
@@ -309,7 +281,7 @@ impl Recovery {
         sizes: &[(Ino, u64)],
         fetch: &mut dyn FnMut(&Load) -> Result<IoDone, Errno>,
     ) -> Result<(Meta, Vec<StreamCall>), RecoveryError> {
-        let provisional = core::mem::take(&mut self.state.provisional);
+        let provisional = self.state.provisional.take_in_store();
         let finalise = |ino: &Ino| match provisional.contains(ino) {
             true => StreamCall::Finalise { ino: *ino, durable: self.state.sequence },
             false => StreamCall::Remove { ino: *ino },
@@ -333,7 +305,7 @@ impl Recovery {
         for (ino, _) in sizes {
             self.load_size_dirty(*ino, fetch)?;
         }
-        self.state.next_ino = self.state.next_ino.max(self.state.reserved);
+        self.state.numbers.restart();
         let mut meta = Meta::with_state(self.config, self.state, end, used);
         meta.recover_striped();
         for (ino, size) in sizes {

@@ -3,7 +3,7 @@
 //! (`evict.rs`).
 
 use alloc::boxed::Box;
-use alloc::collections::{BTreeMap, BTreeSet};
+use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 use core::cell::Cell as Mutable;
 
@@ -13,8 +13,11 @@ use hashbrown::HashMap;
 use rustc_hash::FxBuildHasher;
 
 use crate::contents::StuffedBytes;
+use crate::counts::InodeCounts;
 use crate::evict::Clock;
-use crate::pool::Batch;
+use crate::fragment::RecordedMoves;
+use crate::numbers::InodeNumbers;
+use crate::provisional::ProvisionalStreams;
 use crate::rank::{FreedNumbers, Relocation, TransactionLocks, TransactionState, UsageDeltas};
 use crate::record::{Body, InoRecord, Inode, Referent, Slot, Xattrs};
 use crate::session::{Moved, PersistedSession, Reclaimed};
@@ -145,38 +148,16 @@ pub(crate) struct State {
     pub fragments: FxMap<Ino, Fragment>,
     pub strips: RecordTable<Stored<StuffedBytes>>,
     pub xattrs: RecordTable<Stored<Xattrs>>,
-    pub next_ino: u64,
-    /// Inode numbers from here on are not this store's to allocate.
-    pub end_ino: u64,
-    /// Bound below which inode numbers may have been allocated, even if nothing records that
-    /// (`numbers.rs`); 0: unused.
-    pub reserved: u64,
-    /// Precreated numbers below `next_ino` (`pool.rs`).
-    pub pool: Vec<Batch>,
-    pub files: u64,
-    /// Number of immutable, append-only and decoupled inodes.
-    pub protected: u64,
-    /// Number of partitioned directories here and of fragments of others.
-    pub partitions: u64,
-    /// Directory records that have begun to cede names to another.
-    pub ceding: BTreeSet<Ino>,
-    /// See [`Super::has_relocated`](crate::record::Super).
-    pub has_relocated: bool,
-    /// Directory records that may have names of files at other ranks, which are to move here.
-    pub pulling: BTreeSet<Ino>,
+    pub numbers: InodeNumbers,
+    pub counts: InodeCounts,
+    pub moves: RecordedMoves,
     /// Where inodes are whose home this rank is, if they are at other ranks.
     pub relocations: RecordTable<Stored<Relocation>>,
     /// Inodes of other homes that have been removed here, by home.
     pub freed: RecordTable<Stored<FreedNumbers>>,
     /// Sequence number of the last event applied.
     pub sequence: u64,
-    /// Unstuffed files whose streams the store may still list as provisional
-    /// ([`StreamCall::Finalise`]).
-    ///
-    /// [`StreamCall::Finalise`]: crate::StreamCall::Finalise
-    pub provisional: BTreeSet<Ino>,
-    /// As `provisional`, for files on data servers; `None`: there never were any.
-    pub striped: Option<BTreeSet<Ino>>,
+    pub provisional: ProvisionalStreams,
     pub size_dirty: SizeDirtyFiles,
     /// Removed directories with entries; the last is freed first.
     pub trash: Vec<Trashed>,
@@ -204,21 +185,13 @@ impl State {
             fragments: FxMap::default(),
             strips: RecordTable::default(),
             xattrs: RecordTable::default(),
-            next_ino: Ino::ROOT.0 + 1,
-            end_ino: u64::MAX,
-            reserved: 0,
-            pool: Vec::new(),
-            files: 0,
-            protected: 0,
-            partitions: 0,
-            ceding: BTreeSet::new(),
-            has_relocated: false,
-            pulling: BTreeSet::new(),
+            numbers: InodeNumbers::new(Ino::ROOT.0 + 1, u64::MAX, Vec::new()),
+            counts: InodeCounts::default(),
+            moves: RecordedMoves::default(),
             relocations: RecordTable::default(),
             freed: RecordTable::default(),
             sequence: 0,
-            provisional: BTreeSet::new(),
-            striped: None,
+            provisional: ProvisionalStreams::default(),
             size_dirty: SizeDirtyFiles::default(),
             trash: Vec::new(),
             sessions: RecordTable::default(),
@@ -444,7 +417,7 @@ impl State {
 
     pub(crate) fn insert_inode(&mut self, inode: Inode, location: Location) {
         let ino = inode.ino;
-        self.next_ino = self.next_ino.max(ino.0 + 1);
+        self.numbers.note_used(ino.0 + 1);
         if inode.is_dir() {
             self.fragments.insert(ino, Fragment { complete: true, ..Fragment::default() });
         }

@@ -1,6 +1,5 @@
 //! Striped files: their bytes are on data servers (docs/striping.md).
 
-use alloc::collections::BTreeSet;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::num::NonZeroU16;
@@ -18,7 +17,6 @@ use crate::machine::{Cx, Final, Meta};
 use crate::outbox::{Io, IoId, Now, Outbox};
 use crate::pool::round_robin;
 use crate::record::{Body, Inode};
-use crate::state::State;
 use crate::step::{Step, StreamCall};
 use crate::task::Task;
 use crate::trash::INTERNAL_CLIENT;
@@ -158,20 +156,10 @@ pub enum DataLocation {
     Unknown,
 }
 
-impl State {
-    /// Ends the provisional state of a file's stream.
-    pub(crate) fn note_finalised(&mut self, ino: Ino) {
-        self.provisional.remove(&ino);
-        if let Some(striped) = &mut self.striped {
-            striped.remove(&ino);
-        }
-    }
-}
-
 impl Meta {
     /// True if files are, or have been, on data servers.
     pub fn is_striped(&self) -> bool {
-        self.state.striped.is_some()
+        self.state.provisional.on_servers().is_some()
     }
 
     /// The layout of a file that is about to be unstuffed; `None`: it goes to the store.
@@ -239,7 +227,7 @@ impl Meta {
 
     /// The I/O of a stream call, with the layouts that it needs.
     pub(crate) fn stream_io(&self, call: StreamCall) -> Io {
-        if self.config.striping.is_none() && self.state.striped.is_none() {
+        if self.config.striping.is_none() && !self.is_striped() {
             return Io::Stream(call, Layouts::new());
         }
         let layout = |ino: Ino| self.layout_for(&call, ino).map(|layout| (ino, layout));
@@ -280,7 +268,7 @@ impl Meta {
     }
 
     pub(crate) fn is_provisional(&self, ino: Ino) -> bool {
-        self.state.striped.as_ref().is_some_and(|provisional| provisional.contains(&ino))
+        self.state.provisional.is_on_servers(ino)
     }
 
     /// The location of the bytes of a stream request's file.
@@ -300,7 +288,7 @@ impl Meta {
     /// After recovery: finalises streams on data servers, and marks files whose size must be
     /// queried.
     pub(crate) fn recover_striped(&mut self) {
-        let provisional = self.state.striped.iter().flat_map(BTreeSet::iter).copied();
+        let provisional = self.state.provisional.on_servers().into_iter().flatten().copied();
         if self.config.striping.is_some() {
             provisional
                 .for_each(|ino| self.journal.hold(self.state.sequence, HeldOutput::FinaliseStream(ino)));

@@ -182,7 +182,7 @@ impl Meta {
     /// overwritten.
     pub(crate) fn new_datafiles(&mut self, now: Now, server: ServerId, inos: &[Ino], out: &mut Outbox) {
         for ino in inos {
-            if self.state.has_relocated {
+            if self.state.moves.has_relocated() {
                 self.filling.claiming.insert((*ino, server));
                 let request = Request::ClaimDatafile { ino: *ino, server };
                 let task = Task::new(INTERNAL_CLIENT, RequestId(0), Caller::SERVER, request);

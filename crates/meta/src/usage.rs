@@ -134,7 +134,7 @@ impl Cached {
 impl State {
     /// The rank whose tables these are.
     pub(crate) fn rank(&self) -> Rank {
-        Ino(self.next_ino).rank()
+        Ino(self.numbers.next()).rank()
     }
 
     /// True if a directory is at this rank.
@@ -153,7 +153,7 @@ impl State {
     fn each_above(&self, dir: Ino, mut look: impl FnMut(Ino, &Directory) -> Step<()>) -> Step<Ino> {
         let mut dir = dir;
         // More steps than inodes mean a cycle, in a damaged store.
-        for _ in 0..=self.files {
+        for _ in 0..=self.counts.files {
             if !self.is_here(dir) {
                 return Ok(dir);
             }
@@ -194,7 +194,7 @@ impl State {
 
     /// Fails with `EBUSY` for an inode below a decoupled directory without interference.
     pub(crate) fn check_blocked(&self, ino: Ino) -> Step<()> {
-        if self.protected == 0 {
+        if self.counts.protected == 0 {
             return Ok(());
         }
         self.cached(ino)?.parents().into_iter().try_for_each(|(dir, _)| self.check_blocked_dir(dir))
@@ -203,7 +203,7 @@ impl State {
     /// Fails with `EBUSY` for a decoupled directory without interference and for those below it,
     /// also while they are locked.
     pub(crate) fn check_blocked_dir(&self, dir: Ino) -> Step<()> {
-        if self.protected == 0 {
+        if self.counts.protected == 0 {
             return Ok(());
         }
         self.each_above(dir, |above, _| check_interference(self.dir_even_if_locked(above)?)).map(drop)

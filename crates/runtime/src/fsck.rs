@@ -93,7 +93,7 @@ fn check_all(volumes: Vec<Volume>, data: &[DataStore], progress: &impl Fn(u64)) 
         let check = read(&disk, (hash_key, rank), &|read| progress(records + read))?;
         report.replayed += replayed;
         report.records += check.records;
-        report.files += check.files;
+        report.files += check.counts.files;
         report.directories += check.directories;
         if open > 0 {
             let message = format!("{open} operations among ranks do not come to their end at rank {rank}");
@@ -128,7 +128,7 @@ pub(crate) fn check(
 ) -> Result<FsckReport, Error> {
     let check = read(disk, (hash_key, Rank(0)), progress)?;
     progress(check.records);
-    let (records, files, directories) = (check.records, check.files, check.directories);
+    let (records, files, directories) = (check.records, check.counts.files, check.directories);
     Ok(FsckReport { replayed, records, files, directories, findings: check.finish() })
 }
 

@@ -137,7 +137,7 @@ impl Meta {
 
     /// Examines a fragment that has shrunk; seldom, since it asks other ranks whether it can merge.
     pub(crate) fn note_shrinkage(&mut self, dir: Ino) {
-        if self.state.partitions == 0 {
+        if self.state.counts.partitions == 0 {
             return;
         }
         let Some(cached) = self.state.inodes.get(&dir) else { return };
@@ -156,7 +156,7 @@ impl Meta {
         if inode.nlink == 0 || inode.decoupled().is_some() || self.state.is_known_blocked(inode.ino) {
             return Outlook::Stays;
         }
-        if self.state.ceding.contains(&inode.ino) {
+        if self.state.moves.ceding().contains(&inode.ino) {
             return Outlook::Due(Reason::Begun);
         }
         // It has no names, or some of its hashes are still at another record.
@@ -297,7 +297,7 @@ impl Meta {
                 due.insert(*dir);
             }
         }
-        let begun = self.state.ceding.iter().filter(|dir| !self.transfers.is_known(**dir));
+        let begun = self.state.moves.ceding().iter().filter(|dir| !self.transfers.is_known(**dir));
         self.transfers.due.extend(begun.copied().collect::<Vec<_>>());
         let slow = core::mem::replace(&mut self.transfers.slow, self.transfers.running.clone());
         let stuck = self.tasks.iter().filter_map(|(number, task)| match task.request {

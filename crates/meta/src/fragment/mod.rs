@@ -9,6 +9,7 @@
 //! directory's owner, permissions, flags, access control lists and policy ([`Rights`]).
 
 mod due;
+mod moves;
 mod pull;
 mod rate;
 mod show;
@@ -35,6 +36,7 @@ use crate::usage::Usage;
 
 pub(crate) use due::DueTransfers;
 pub use due::FragmentCounts;
+pub use moves::RecordedMoves;
 pub(crate) use pull::DuePulls;
 pub use pull::PullCounts;
 pub use subtree::MoveScope;
@@ -140,7 +142,6 @@ impl State {
     }
 
     pub(crate) fn set_fragment_map(&mut self, dir: Ino, map: &FragmentMap, ended: Option<PastTransfer>) {
-        let is_partitioned = self.is_partitioned(dir);
         self.change_partition(dir, |partition| {
             let mut transfers = match partition.take().map(|partition| *partition) {
                 Some(Partition::First { transfers, .. }) => transfers,
@@ -150,7 +151,6 @@ impl State {
             transfers.drain(..transfers.len().saturating_sub(PastTransfer::MOST));
             *partition = Some(Box::new(Partition::First { map: map.clone(), transfers }));
         });
-        self.partitions += u64::from(!is_partitioned);
     }
 
     /// True if an inode in memory is a fragment that is not the directory itself.
@@ -164,7 +164,7 @@ impl State {
     }
 
     pub(crate) fn set_rights(&mut self, ino: Ino, rights: &Rights, time: Time) {
-        self.change_protection(ino, |inode| rights.apply(inode, time));
+        self.change_counted(ino, |inode| rights.apply(inode, time));
         self.update_dependents(ino);
     }
 
@@ -172,12 +172,11 @@ impl State {
     pub(crate) fn remove_fragment_map(&mut self, dir: Ino) {
         if self.is_partitioned(dir) {
             self.change_partition(dir, |partition| *partition = None);
-            self.partitions = self.partitions.saturating_sub(1);
         }
     }
 
     fn change_partition(&mut self, dir: Ino, change: impl FnOnce(&mut Option<Box<Partition>>)) {
-        self.change(dir, |inode| {
+        self.change_counted(dir, |inode| {
             if let Body::Directory(directory) = &mut inode.body {
                 change(&mut directory.partition);
             }

@@ -86,7 +86,7 @@ struct Batch {
 impl Meta {
     /// Number of directory records that may have names of files which are to move here.
     pub(crate) fn unfinished_pulls(&self) -> usize {
-        self.state.pulling.len()
+        self.state.moves.pulling().len()
     }
 
     /// Starts the steps that are due.
@@ -108,7 +108,7 @@ impl Meta {
     pub(crate) fn pull_ended(&mut self, dir: Ino, result: &Result<Reply, Errno>) {
         self.pulls.running.remove(&dir);
         self.pulls.slow.remove(&dir);
-        if !self.state.pulling.contains(&dir) {
+        if !self.state.moves.pulling().contains(&dir) {
             self.pulls.records.remove(&dir);
         } else if result.is_err()
             && let Some(pull) = self.pulls.records.get_mut(&dir)
@@ -120,7 +120,7 @@ impl Meta {
     /// Called with each tick: takes up records whose names have come since, and withdraws
     /// transactions that wait long for another rank.
     pub(crate) fn retry_pulls(&mut self, out: &mut Outbox) {
-        for dir in &self.state.pulling {
+        for dir in self.state.moves.pulling() {
             self.pulls.records.entry(*dir).or_default();
         }
         let slow = core::mem::replace(&mut self.pulls.slow, self.pulls.running.clone());
@@ -151,7 +151,7 @@ impl Meta {
             self.append_loaded(&Event::Pulled { dir });
             return Ok(Final::of(Reply::Done));
         }
-        if self.state.ceding.contains(&dir) || self.is_ceding(dir) {
+        if self.state.moves.ceding().contains(&dir) || self.is_ceding(dir) {
             return Err(Errno::EAGAIN.into());
         }
         if let Some(locks) = &self.state.locks {

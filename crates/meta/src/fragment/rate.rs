@@ -53,7 +53,7 @@ impl Meta {
         let is_due = |(_, hot): &(&Ino, &HotFragment)| hot.ticks >= HOT_TICKS;
         let mut due: Vec<Ino> = hot.iter().filter(is_due).map(|(fragment, _)| *fragment).collect();
         self.transfers.hot = HotFragments(hot);
-        if self.state.partitions > 0 && self.ticks.is_multiple_of(COLD_TICKS) {
+        if self.state.counts.partitions > 0 && self.ticks.is_multiple_of(COLD_TICKS) {
             due.extend(self.cold_fragments());
         }
         due.into_iter().for_each(|fragment| self.note_growth(fragment));

@@ -272,7 +272,7 @@ impl Meta {
         self.growable()?;
         let ino = self.new_ino()?;
         // A restarted machine continues above all numbers that it may have allocated.
-        self.state.next_ino += 1;
+        self.state.numbers.note_used(ino.0 + 1);
         Ok(PeerAnswer::Number { ino })
     }
 

@@ -443,7 +443,7 @@ impl Meta {
         if self.config.ranks > 1 || matches!(request, Request::Find { .. }) {
             self.keep_within(cx, request)?;
         }
-        if self.state.protected > 0 && request.is_change() {
+        if self.state.counts.protected > 0 && request.is_change() {
             self.check_not_blocked(request)?;
         }
         match request {

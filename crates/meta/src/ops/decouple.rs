@@ -55,7 +55,7 @@ impl Meta {
         if self.state.dir(dir)?.has_entries() {
             return Err(Errno::ENOTEMPTY.into());
         }
-        let first = Ino(self.state.next_ino);
+        let first = Ino(self.state.numbers.next());
         let end = first.0.checked_add(inodes).filter(|end| Ino(*end).rank() == self.config.rank);
         end.ok_or(Errno::ENOSPC)?;
         let interfere = self.setting(self.state.dir(dir)?, Policy::interfere).unwrap_or(Interference::Block);

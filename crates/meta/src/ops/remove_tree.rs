@@ -32,7 +32,7 @@ impl Meta {
         if has_entries && self.state.trash.len() >= Self::MAX_TRASH {
             return Err(Stop::Wait(Wait::Room));
         }
-        if has_entries && (!cx.caller.is_superuser() || self.state.protected > 0) {
+        if has_entries && (!cx.caller.is_superuser() || self.state.counts.protected > 0) {
             self.check_below(cx, dir)?;
         }
         let event = Event::Unlink { dir: parent, name: name.clone(), time: cx.now };
@@ -84,7 +84,7 @@ impl Meta {
                 cx.check(inode, Access::READ | Access::WRITE | Access::EXEC)?;
             }
             let found = self.entries_after(cx, dir, after)?;
-            let is_bound = cx.is_bound_by_sticky(inode) || self.state.protected > 0;
+            let is_bound = cx.is_bound_by_sticky(inode) || self.state.counts.protected > 0;
             let mut below = Vec::new();
             for (_, target) in &found {
                 match target {

@@ -13,7 +13,7 @@ impl Meta {
         }
         let limits = self.state.limits(ino)?;
         Ok(Reply::StatFs(Capacity {
-            files: self.state.files,
+            files: self.state.counts.files,
             space: Space::default(),
             byte_limit: limits.bytes,
             file_limit: limits.files,

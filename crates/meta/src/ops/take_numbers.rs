@@ -27,7 +27,7 @@ impl Meta {
         if persisted.unused.len() + u64::from(count) > Unused::MAX {
             return Err(Errno::EAGAIN.into());
         }
-        let (client, first) = (cx.client, Ino(self.state.next_ino));
+        let (client, first) = (cx.client, Ino(self.state.numbers.next()));
         if !self.may_give(first.0 + u64::from(count) - 1) {
             return Err(Stop::Wait(Wait::Durable));
         }

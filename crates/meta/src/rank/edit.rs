@@ -9,6 +9,7 @@ use espalier_proto::{FileType, FragmentMap, Ino, Name, Rank, Time};
 use serde::{Deserialize, Serialize};
 
 use super::location::WholeFile;
+use crate::counts::InodeCounts;
 use crate::fragment::Rights;
 use crate::lease::LeaseKey;
 use crate::record::{Body, Inode, PastTransfer, Referent};
@@ -326,9 +327,7 @@ impl State {
     fn apply_edit(&mut self, edit: &Edit, time: Time) {
         match edit {
             Edit::Make { inode } => {
-                self.files += 1;
-                self.protected += u64::from(inode.is_protected());
-                self.partitions += u64::from(inode.partition().is_some());
+                self.counts.add(InodeCounts::of(inode));
                 self.insert_inode((**inode).clone(), Location::Table);
                 if let Body::Directory(directory) = &inode.body {
                     self.owe_gain(directory.parent, inode.ino);
@@ -355,7 +354,7 @@ impl State {
                 self.lose_name(*ino, *dir, time);
                 // The transaction has unlinked all fragments.
                 self.remove_fragment_map(*ino);
-                self.ceding.remove(ino);
+                self.moves.note_ceded(*ino, true);
             }
             // The file stays a no-metafile file; `PutName` moves it.
             Edit::Move { ino, from, to, .. } if from == to && self.has_no_metafile(*ino) => {
@@ -376,16 +375,12 @@ impl State {
             }
             Edit::CedeNames { fragment, to, rest, names, is_done } => {
                 self.cede_names(*fragment, *to, *rest, names);
-                if *is_done {
-                    self.ceding.remove(fragment);
-                } else {
-                    self.ceding.insert(*fragment);
-                }
+                self.moves.note_ceded(*fragment, *is_done);
             }
             Edit::AcceptNames { fragment, hashes, names } => {
                 let is_pulled = |file: Referent| file.at != self.rank() && !file.is_dir();
                 if names.iter().any(|name| is_pulled(name.referent)) {
-                    self.pulling.insert(*fragment);
+                    self.moves.begin_pull(*fragment);
                 }
                 self.accept_names(*fragment, *hashes, names);
             }

@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use super::message::{PeerAnswer, PeerMessage};
 use super::participant::PeerRequest;
+use crate::counts::InodeCounts;
 use crate::event::Event;
 use crate::lease::ReadSet;
 use crate::machine::{Cx, Meta};
@@ -150,12 +151,11 @@ impl State {
 
     /// Gives a file, whose only name is in `dir`, to the rank of that name.
     pub(crate) fn give_file(&mut self, ino: Ino, dir: Ino) {
-        let is_protected = self.inodes.get(&ino).is_some_and(|cached| cached.inode.is_protected());
+        let counts = self.inodes.get(&ino).map(|cached| InodeCounts::of(&cached.inode)).unwrap_or_default();
         self.owe_loss(dir, ino);
         self.forget_moved(ino);
         self.drop_inode(ino);
-        self.files = self.files.saturating_sub(1);
-        self.protected = self.protected.saturating_sub(is_protected.into());
+        self.counts.remove(counts);
         if self.is_home_of(ino) {
             self.relocate(ino, dir.rank());
         }
@@ -167,12 +167,11 @@ impl State {
         if self.is_home_of(ino) {
             self.return_home(ino);
         } else {
-            self.has_relocated = true;
+            self.moves.note_relocated();
         }
         self.count(dir, file.inode.weight(), Usage::default());
         self.erase_cell(dir, &slot);
-        self.files += 1;
-        self.protected += u64::from(file.inode.is_protected());
+        self.counts.add(InodeCounts::of(&file.inode));
         let mut inode = file.inode.clone();
         inode.rare.names = None;
         self.add_inode(Cached::new(inode, Location::Orphan, Track::default()));
@@ -188,7 +187,7 @@ impl State {
 
     /// Records that an inode of this home is at another rank.
     pub(crate) fn relocate(&mut self, ino: Ino, at: Rank) {
-        self.has_relocated = true;
+        self.moves.note_relocated();
         let set = |relocation: &mut Relocation| relocation.at = at;
         self.relocations.change_or_insert(ino, &mut self.changes, || Relocation { at }, set);
     }
@@ -242,7 +241,7 @@ impl Meta {
             return Ok(at);
         }
         if self.state.is_home_of(ino) {
-            if !self.state.has_relocated {
+            if !self.state.moves.has_relocated() {
                 return Ok(own);
             }
             return match self.state.cached(ino) {
@@ -251,7 +250,7 @@ impl Meta {
             };
         }
         let is_here = self.state.inodes.contains_key(&ino) || self.state.known.contains_key(&ino);
-        if is_here || !self.state.has_relocated {
+        if is_here || !self.state.moves.has_relocated() {
             return Ok(if is_here { own } else { ino.rank() });
         }
         // The record of its place says if it is here.
@@ -286,7 +285,7 @@ impl Meta {
     /// The load that shows where an inode is that is not in the tables; `None`: it is nowhere, or
     /// its home is another rank.
     pub(crate) fn other_place(&self, ino: Ino) -> Option<Load> {
-        let may_be_relocated = self.state.has_relocated && self.state.is_home_of(ino);
+        let may_be_relocated = self.state.moves.has_relocated() && self.state.is_home_of(ino);
         let (object, key) = InoRecord::Relocation.place(ino);
         may_be_relocated.then_some(Load::Record { object, key })
     }

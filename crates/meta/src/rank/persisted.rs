@@ -87,7 +87,7 @@ impl State {
     pub(crate) fn apply_prepared(&mut self, id: TransactionId, part: &Part) {
         if let Some(ino) = part.made() {
             // The number is never reused, whatever the decision.
-            self.next_ino = self.next_ino.max(ino.0 + 1);
+            self.numbers.note_used(ino.0 + 1);
         }
         let state = TransactionState::Prepared(part.clone(), self.sequence);
         self.transactions.insert(id, state, &mut self.changes);

@@ -1,13 +1,15 @@
 //! Derives fields of inodes from other records, and writes the repaired records.
 
 use alloc::boxed::Box;
-use alloc::collections::BTreeMap;
+use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
 
 use espalier_proto::{FileType, Ino, ObjectId, Rank, TableWrite, Time, mode};
 
 use super::tree::{RepairedNode, RepairedTree};
 use super::{Candidate, Contents, RecordPlace, Repaired, Stored, fingerprint};
+use crate::counts::InodeCounts;
+use crate::fragment::RecordedMoves;
 use crate::rank::{Relocation, UsageDeltas};
 use crate::record::{Body, Dentry, Directory, InoRecord, Inode, Referent, Slot, Super, encode};
 use crate::session::PersistedKey;
@@ -304,7 +306,7 @@ impl RepairedTree {
     }
 
     /// The directory records of a rank with names of files at other ranks.
-    fn pulling(&self, rank: Rank) -> Vec<Ino> {
+    fn pulling(&self, rank: Rank) -> BTreeSet<Ino> {
         let is_remote =
             |ino: &Ino| self.nodes.get(ino).is_some_and(|node| node.rank != rank && !node.inode.is_dir());
         let of_rank = self.entries.iter().filter(|(dir, _)| dir.rank() == rank);
@@ -352,41 +354,23 @@ impl RepairedTree {
 
     fn super_record(&self, rank: Rank, old: Option<Super>, places: &BTreeMap<Ino, (Ino, u64)>) -> Super {
         let nodes = || self.nodes.values().filter(|node| node.rank == rank);
-        let count = |is_one: fn(&Inode) -> bool| nodes().filter(|node| is_one(&node.inode)).count() as u64;
-        let none = Super {
-            next_ino: 0,
-            end_ino: u64::MAX,
-            files: 0,
-            protected: 0,
-            partitions: 0,
-            ceding: Vec::new(),
-            has_relocated: false,
-            pulling: Vec::new(),
-            sequence: 0,
-            journal: 0,
-            provisional: Vec::new(),
-            size_dirty: Vec::new(),
-            striped: None,
-            pool: Vec::new(),
-        };
         let is_new = old.is_none();
-        let mut record = old.unwrap_or(none);
+        let mut record = old.unwrap_or(Super { end_ino: u64::MAX, ..Super::default() });
         let mut nodes_elsewhere = self.nodes.iter().filter(|(ino, node)| node.rank != ino.rank());
         let is_freed = |(by, home): &(Rank, Rank)| *by == rank || *home == rank;
-        record.has_relocated |= nodes_elsewhere.any(|(ino, node)| node.rank == rank || ino.rank() == rank)
+        let has_relocated = record.moves.has_relocated()
+            || nodes_elsewhere.any(|(ino, node)| node.rank == rank || ino.rank() == rank)
             || self.freed.keys().any(is_freed);
-        record.pulling.retain(|dir| self.nodes.get(dir).is_some_and(|node| node.inode.is_dir()));
-        if is_new {
-            record.pulling = self.pulling(rank);
-        }
+        let pulling = if is_new { self.pulling(rank) } else { record.moves.pulling().clone() };
+        let is_dir = |dir: &Ino| self.nodes.get(dir).is_some_and(|node| node.inode.is_dir());
+        let pulling = pulling.into_iter().filter(is_dir);
+        record.moves = RecordedMoves::new(self.fragments.ceding(rank), has_relocated, pulling);
         record.next_ino = self.next_ino.get(&rank).copied().unwrap_or_default();
         if record.end_ino < record.next_ino {
             record.end_ino = u64::MAX;
         }
-        record.files = count(|_| true);
-        record.protected = count(Inode::is_protected);
-        record.partitions = count(|inode| inode.partition().is_some());
-        record.ceding = self.fragments.ceding(rank).collect();
+        record.counts = InodeCounts::default();
+        nodes().for_each(|node| record.counts.add(InodeCounts::of(&node.inode)));
         record.provisional.retain(|ino| self.nodes.get(ino).is_some_and(|node| node.inode.is_streamed()));
         record.size_dirty.retain(|(ino, place)| {
             let node = self.nodes.get(ino).filter(|node| node.inode.is_streamed() && node.inode.nlink > 0);

@@ -81,7 +81,7 @@ impl Meta {
     ) -> Result<Reply, Errno> {
         let session = self.sessions.clients.get_mut(&client).ok_or(Errno::ESTALE)?;
         // Ignores inode numbers that were never allocated.
-        let next_ino = self.state.next_ino;
+        let next_ino = self.state.numbers.next();
         let is_home = |ino: Ino| ino.rank() == Ino(next_ino).rank();
         let secret = self.state.secret;
         let mut exclusive_dirs = Vec::new();

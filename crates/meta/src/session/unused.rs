@@ -67,7 +67,7 @@ impl State {
 
     pub(crate) fn apply_given(&mut self, client: ClientId, first: Ino, count: u32) {
         let end = first.0 + u64::from(count);
-        self.next_ino = self.next_ino.max(end);
+        self.numbers.note_used(end);
         self.sessions.change(client, &mut self.changes, |session| session.unused.add(first.0, end));
     }
 }
