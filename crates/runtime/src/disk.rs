@@ -22,10 +22,10 @@ pub(crate) const WRITE_DELAY: Duration = Duration::from_millis(10);
 
 /// A store and its journal.
 pub struct Disk {
-    pub store: MovableStore,
+    pub store: Arc<MovableStore>,
     /// Each change of a stream is made durable.
     pub sync: bool,
-    pub journal: Mutex<Journal>,
+    pub journal: Arc<Mutex<Journal>>,
     writeback: Writeback,
     /// Present if the store is that of a namespace that is synced.
     sync_point: OnceLock<Arc<SyncPoint>>,
@@ -41,7 +41,7 @@ pub struct Reading {
 
 impl Disk {
     pub fn new(store: Box<dyn Store>, journal: Journal, sync: bool) -> Self {
-        let (store, journal) = (MovableStore::new(store), Mutex::new(journal));
+        let (store, journal) = (Arc::new(MovableStore::new(store)), Arc::new(Mutex::new(journal)));
         Self { store, sync, journal, writeback: Writeback::default(), sync_point: OnceLock::new() }
     }
 
@@ -61,7 +61,7 @@ impl Disk {
             return Err(logged(StoreError::LeaseOver));
         }
         match io {
-            Io::Load(wanted) => steps.step(Layer::Store, name, || load(&self.store, &wanted)),
+            Io::Load(wanted) => steps.step(Layer::Store, name, || load(self.store.as_ref(), &wanted)),
             Io::Groups { pid, .. } => Ok(IoDone::Groups(groups(pid))),
             Io::Stream(call, layouts) if layouts.is_empty() => {
                 steps.step(Layer::Store, name, || self.stream_call(call)).map(IoDone::Stream).map_err(logged)

@@ -2,7 +2,7 @@
 
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use espalier_proto::Ino;
@@ -23,7 +23,7 @@ const WAIT: Duration = Duration::from_millis(20);
 pub struct MigrationRun {
     /// The destination's name.
     to: String,
-    progress: MigrationProgress,
+    progress: Arc<MigrationProgress>,
     state: Mutex<RunState>,
 }
 
@@ -124,8 +124,8 @@ pub(crate) struct MigrationSource<'a> {
     /// Minor number of the device of its mount.
     pub device: Option<u32>,
     pub superblock: &'a Superblock,
-    pub store: &'a MovableStore,
-    pub journal: &'a Mutex<Journal>,
+    pub store: &'a Arc<MovableStore>,
+    pub journal: &'a Arc<Mutex<Journal>>,
 }
 
 /// Migrates a store that is open; it is at the destination afterwards. `unseen`: files whose
@@ -154,8 +154,8 @@ pub(crate) fn migrate_open(
         unseen
     };
     let mut machine = MigrationMachine::default();
-    let mut migrator =
-        Migrator::new((store, journal), (opened.store, opened.journal), to, &run.progress, counted);
+    let (parts, opened) = ((Arc::clone(store), Arc::clone(journal)), (opened.store, opened.journal));
+    let mut migrator = Migrator::new(parts, opened, to, Arc::clone(&run.progress), counted);
     while let Some(step) = machine.step() {
         run.state().step = Some(step);
         if step == MigrationStep::Wait {
@@ -178,7 +178,7 @@ pub fn migrate_stopped(source: &StoreLocation, destination: &MigrationDestinatio
         let (name, superblock) = (source.full_name(), source.superblock()?);
         if matches!(superblock.migration, MigrationState::None) {
             let OpenedStore { superblock, store, journal } = source.open(LocalOptions::default())?;
-            let (store, journal) = (MovableStore::new(store), Mutex::new(journal));
+            let (store, journal) = (Arc::new(MovableStore::new(store)), Arc::new(Mutex::new(journal)));
             let (name, device, superblock) = (&*name, None, &superblock);
             let source = MigrationSource { name, device, superblock, store: &store, journal: &journal };
             return migrate_open(&source, destination, run, Vec::new);

@@ -228,9 +228,9 @@ fn repair_records(
     }
     for ((store, disk), repaired) in stores.iter().zip(disks).zip(repair.finish()) {
         if !repaired.writes.is_empty() {
-            quarantine_records(&disk.store, &repaired.writes, &store.quarantine)?;
+            quarantine_records(disk.store.as_ref(), &repaired.writes, &store.quarantine)?;
         }
-        carry_out(&disk.store, &repaired)?;
+        carry_out(disk.store.as_ref(), &repaired)?;
         done.extend(repaired.done);
     }
     Ok(())
@@ -440,7 +440,7 @@ impl Repairing {
         let replayed = volume.replayed;
         let disk = checkpoint(volume)?;
         if let Some((from, good)) = lost {
-            begin_at(&disk.store, from, good)?;
+            begin_at(disk.store.as_ref(), from, good)?;
             self.replace_journal(true)?;
         }
         Ok((disk, replayed))

@@ -48,6 +48,8 @@ pub struct FaultSettings {
     /// A server's commit watermarks change: each change by itself, or, if that is the setting,
     /// batches.
     pub reload: Option<Fault>,
+    /// The destination of a migration is full, or fails.
+    pub destination: Option<Fault>,
     /// Factor of a slow disk's service times.
     pub slowness: Option<f64>,
 }
@@ -85,6 +87,7 @@ named! {
         StoreCut = "store_cut",
         StoreDown = "store_down",
         OsdDown = "osd_down",
+        Destination = "destination",
     }
 }
 
@@ -93,7 +96,7 @@ impl FaultKind {
     pub fn of_failover(self) -> Option<bool> {
         match self {
             Self::Pause | Self::Restart | Self::StoreCut | Self::StoreDown | Self::OsdDown => Some(true),
-            Self::Power | Self::DiskFailure | Self::Reload => Some(false),
+            Self::Power | Self::DiskFailure | Self::Reload | Self::Destination => Some(false),
             _ => None,
         }
     }
@@ -111,6 +114,7 @@ impl FaultSettings {
             FaultKind::DiskFailure => self.disk_failure.as_ref(),
             FaultKind::SlowDisk => self.slow_disk.as_ref(),
             FaultKind::Reload => self.reload.as_ref(),
+            FaultKind::Destination => self.destination.as_ref(),
             FaultKind::Pause => self.pause.as_ref(),
             FaultKind::Restart => self.restart.as_ref(),
             FaultKind::StoreCut => self.store_cut.as_ref(),

@@ -8,6 +8,7 @@ pub mod failover;
 mod handles;
 mod locks;
 mod looks;
+mod migrations;
 mod outcomes;
 mod policies;
 mod privileges;
@@ -81,6 +82,8 @@ pub struct Passed {
     pub pages_read_ahead: u64,
     /// Operations of clients on the data pool.
     pub pool_counts: PoolCounts,
+    /// Number of migrations of stores.
+    pub migrations: u64,
 }
 
 /// The scenario of a seed, in the format of [`crate::Scenario`].
@@ -118,6 +121,7 @@ pub fn can_show(seed: u64, what: Mutation) -> bool {
         Mutation::RenumberedFragments => has(|case| !case.scenario.cluster.joins.is_empty()),
         Mutation::CopiedStore => has(|case| !case.scenario.cluster.leaves.is_empty()),
         Mutation::RepeatedForward => has(|case| case.scenario.policy.0.dir_forward() == Some(true)),
+        _ if what.is_of_migrations() => has(|case| !case.scenario.cluster.migrations.is_empty()),
         _ if what.is_of_data_pool() => has(|case| case.scenario.cluster.direct),
         Mutation::TrustedStandby => has(|case| case.scenario.cluster.standby_replay),
         Mutation::UninheritedSetting => has(|case| case.live.is_some()),
@@ -242,10 +246,12 @@ fn run_with_observer(case: &Case, mut eyes: Eyes, mutator: &mut dyn Mutator) -> 
         return Err(RunFailure::Unclean(findings));
     }
     let (pages_read_ahead, pool_counts) = (world.pages_read_ahead(), world.pool_counts());
+    let migrations = world.migrations();
     let watch = watch.borrow();
     Ok(Passed {
         pages_read_ahead,
         pool_counts,
+        migrations,
         answers: watch.checker.checked(),
         given_up: watch.checker.has_given_up(),
         taken_over: watch.taken_over(),

@@ -2,6 +2,7 @@
 //! mutant changes messages and I/O between machines and drivers, so the machines contain no code
 //! for it, except [`Mutation::ForgottenFreeze`], which no driver can imitate.
 
+mod contents;
 mod fragments;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -18,6 +19,7 @@ use espalier_proto::{
 use crate::check::CAPABILITY;
 use crate::message::Message;
 use crate::observe::{Arrival, FailoverStep, Mutator, Node};
+use contents::{add, changed, is_limit, mask};
 use fragments::{with_wrong_edits, with_wrong_fragment};
 
 /// The fault of a mutant.
@@ -150,13 +152,14 @@ pub enum Mutation {
     UnfencedClient,
     /// The sizes of files that clients have written are not measured.
     UnmeasuredFile,
+    /// Changes of a store are not noted while it is migrated.
+    UnnotedChange,
+    /// The destination of a migration is complete before the source is marked.
+    EarlyCompletion,
 }
 
-/// Bytes of the sequence number at the start of a frame.
-const SEQUENCE: usize = 8;
-
 impl Mutation {
-    pub const ALL: [Self; 63] = [
+    pub const ALL: [Self; 65] = [
         Self::IgnoredRevocation,
         Self::UnwrittenJournal,
         Self::UnsyncedJournal,
@@ -220,6 +223,8 @@ impl Mutation {
         Self::BlockingDecision,
         Self::UnfencedClient,
         Self::UnmeasuredFile,
+        Self::UnnotedChange,
+        Self::EarlyCompletion,
     ];
 
     /// True if the mutant breaks a rule of balancers.
@@ -230,6 +235,11 @@ impl Mutation {
     /// True if the mutant breaks a rule of clients that use the data pool.
     pub fn is_of_data_pool(self) -> bool {
         matches!(self, Self::UnfencedClient | Self::UnmeasuredFile)
+    }
+
+    /// True if the mutant breaks a rule of migrations.
+    pub fn is_of_migrations(self) -> bool {
+        matches!(self, Self::UnnotedChange | Self::EarlyCompletion)
     }
 
     /// The step of failover that the mutant leaves out.
@@ -643,6 +653,14 @@ impl Mutator for Mutant {
         self.mutation == Mutation::CopiedStore
     }
 
+    fn notes_changes(&self) -> bool {
+        self.mutation != Mutation::UnnotedChange
+    }
+
+    fn completes_early(&self) -> bool {
+        self.mutation == Mutation::EarlyCompletion
+    }
+
     fn skips(&self, step: FailoverStep) -> bool {
         self.mutation.skipped() == Some(step)
     }
@@ -656,38 +674,10 @@ fn is_ignored_lock(mutation: Mutation, request: &Request) -> bool {
     }
 }
 
-fn is_limit(name: &[u8]) -> bool {
-    *name == *b"user.espalier.quota.max_files"
-}
-
-/// The mask of a list in the kernel's encoding.
-fn mask(list: &[u8]) -> Option<u32> {
-    let entry = list.get(4..)?.chunks_exact(8).find(|entry| entry[0] == 16)?;
-    Some(entry[2].into())
-}
-
-/// Adds to a decimal number.
-fn add(value: &mut Box<[u8]>, more: i64) {
-    let number = std::str::from_utf8(value).ok().and_then(|text| text.parse::<i64>().ok());
-    *value = number.map_or(0, |number| number + more).to_string().into_bytes().into();
-}
-
 fn reply(id: RequestId, touched: Touched, result: Result<Reply, Errno>) -> Message {
     Message::FromServer(FromServer::Reply { id, lease_ms: 0, announced: false, touched, result })
 }
 
 fn finished(id: TransactionId) -> Arrival {
     Arrival::Answered(Message::Peer(PeerMessage::Finished { id }))
-}
-
-/// Re-encodes a frame with changed events.
-fn changed(frame: &[u8], change: impl Fn(&mut Event)) -> Vec<u8> {
-    let (sequence, mut rest) = frame.split_at(frame.len().min(SEQUENCE));
-    let mut changed = sequence.to_vec();
-    while let Ok((mut event, later)) = Event::decode(rest) {
-        change(&mut event);
-        event.encode(&mut changed);
-        rest = later;
-    }
-    changed
 }

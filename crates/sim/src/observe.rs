@@ -162,6 +162,16 @@ pub trait Mutator {
         false
     }
 
+    /// False if changes of a store are not noted while it is migrated.
+    fn notes_changes(&self) -> bool {
+        true
+    }
+
+    /// True if the destination of a migration is complete before the source is marked.
+    fn completes_early(&self) -> bool {
+        false
+    }
+
     /// True if a step of failover is left out.
     fn skips(&self, _step: FailoverStep) -> bool {
         false

@@ -8,12 +8,14 @@ use serde::Deserialize;
 use crate::balancer::BalancerSettings;
 use crate::clock::ClockSettings;
 use crate::disk::DiskSettings;
+use crate::dist::Distribution;
 use crate::faults::{FaultKind, FaultSettings};
 use crate::model::{Model, ModelError, ModelSettings};
 use crate::network::NetworkSettings;
 use crate::node::NodeNumbers;
 use crate::quantity::{Bytes, parse_time};
 use crate::source::Workload;
+use crate::storage::StoreKind;
 use crate::sweep::SweepSettings;
 use crate::time::Nanos;
 use crate::world::failover::OSDS;
@@ -65,6 +67,10 @@ pub struct Cluster {
     pub joins: Vec<Nanos>,
     /// Metadata servers that leave, ascending. The other servers hear of each within a second.
     pub leaves: Vec<Leave>,
+    /// Migrations of the store of the only metadata server, which stands for an embedded mount.
+    pub migrations: Vec<Migration>,
+    /// Time of each step of a migration.
+    pub migration_step: Distribution,
     /// Number of servers that share one store and fail over; 0: each rank has a server with a store
     /// of its own.
     pub servers: u16,
@@ -114,6 +120,14 @@ pub struct Leave {
     pub to: u16,
 }
 
+/// A migration to another store.
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Migration {
+    pub at: Nanos,
+    pub to: StoreKind,
+}
+
 impl Cluster {
     /// True if the servers that leave, and those that take over, are there until then.
     fn are_leaves_possible(&self) -> bool {
@@ -144,6 +158,8 @@ impl Default for Cluster {
             ranks: 1,
             joins: Vec::new(),
             leaves: Vec::new(),
+            migrations: Vec::new(),
+            migration_step: Distribution::constant(Nanos(50_000_000)),
             servers: 0,
             data_pool: false,
             direct: false,
@@ -335,6 +351,11 @@ impl Scenario {
                 self.cluster.are_leaves_possible(),
                 "[cluster] leaves",
                 "ascending, of servers that are there, and none with `servers`",
+            ),
+            (
+                self.cluster.migrations.is_empty() || ranks == 1 && servers == 0,
+                "[cluster] migrations",
+                "of the store of one metadata server only",
             ),
             (data <= 4096, "[cluster] data", "at most 4096"),
             (servers <= 64, "[cluster] servers", "at most 64"),

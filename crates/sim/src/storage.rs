@@ -1,8 +1,11 @@
 //! Storage of a simulated metadata server: a store and a journal on a disk of its own, which may
 //! lose power, or in objects that servers share.
 
+mod medium;
+mod migration;
+
 use std::collections::VecDeque;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use espalier_meta::{
@@ -11,33 +14,33 @@ use espalier_meta::{
 use espalier_proto::{Errno, Ino, ObjectId, Position, Rank, Reply, Space, StreamIo, TableWrite, Time};
 use espalier_standby::{BegunRecovery, FollowError, FollowedState};
 use espalier_store::{
-    FormatError, Journal, JournalError, MemoryEngine, MemoryStore, ObjectOptions, ObjectStore, RankLease,
-    SimFile, Store, StoreError, Superblock,
+    FormatError, Journal, JournalError, MemoryEngine, MigrationState, MovableStore, StartError, Store,
+    StoreError, Superblock,
 };
 
 use crate::disk::DiskRequest;
 use crate::time::Nanos;
+use medium::Medium;
+pub use medium::{StoreFault, StoreKind};
+pub use migration::StepDeviation;
+use migration::{FoundStores, NamedMedium, UnfinishedMigration};
 
 /// See the module description.
 pub struct Storage {
-    store: Arc<dyn Store>,
-    journal: Journal,
-    medium: Medium,
+    superblock: Superblock,
+    store: Arc<MovableStore>,
+    journal: Arc<Mutex<Journal>>,
+    own: NamedMedium,
+    unfinished: Option<UnfinishedMigration>,
+    /// Sources of migrations that have ended.
+    former: Vec<NamedMedium>,
+    /// False for a mutant that does not note changes while the store is migrated.
+    pub notes_changes: bool,
     /// Bytes appended to the journal since its last sync, and staged since the last publish.
     unsynced: usize,
     staged: usize,
     /// Frames that are not durable, preceded by the last durable one.
     appended: VecDeque<Appended>,
-}
-
-/// Location of a store.
-enum Medium {
-    Disk {
-        store: Arc<MemoryStore>,
-        file: Arc<SimFile>,
-    },
-    /// Objects, through the connection of a server's process.
-    Shared(Arc<MemoryEngine>),
 }
 
 /// A frame in the journal.
@@ -90,14 +93,19 @@ pub enum StorageError {
     Begin(#[from] FollowError),
     #[error("the tables have no first record")]
     Empty,
-    #[error("a store that servers share does not lose power")]
-    Shared,
+    #[error(transparent)]
+    Migration(#[from] StartError),
+    #[error("source and destination of a migration can both be opened")]
+    TwoStores,
+    #[error("neither source nor destination of a migration can be opened")]
+    NoStore,
 }
 
 /// Approximate size on disk of a record, or of a run of dentries, in bytes.
 const RECORD: usize = 4096;
 const DENTRIES: usize = 64 << 10;
-const TAG: u64 = 1;
+/// Name of the first store of a rank.
+const FIRST: &str = "store 0";
 /// Term of the lock of a shared store. It does not end by itself: the next holder breaks it, after
 /// it has fenced the earlier ones.
 const TERM: Duration = Duration::from_secs(1 << 30);
@@ -111,20 +119,31 @@ impl Storage {
     /// # Errors
     /// None is expected of memory.
     pub fn format(config: &Config, time: Time) -> Result<Self, StorageError> {
-        let bytes =
-            usize::try_from(Journal::<SimFile>::file_bytes(config.journal_capacity)).unwrap_or(usize::MAX);
-        let file = Arc::new(SimFile::new(bytes));
-        let journal = Journal::create(Arc::clone(&file), config.journal_capacity, TAG)?;
-        let store = Arc::new(MemoryStore::new());
-        store.stage(first_records(config, time))?;
-        store.publish()?;
-        let mut storage = Self::new(Arc::clone(&store) as _, journal.erase(), Medium::Disk { store, file });
+        let superblock = medium::identity(config)?;
+        let tag = superblock.tag_of(config.rank);
+        let medium = Medium::format(StoreKind::Disk, config, tag, MigrationState::None)?;
+        let mut storage = Self::open(NamedMedium { name: FIRST.into(), medium }, superblock)?;
+        storage.store.stage(first_records(config, time))?;
+        storage.store.publish()?;
         storage.appended.push_back(Appended { first: 0, end: Position(0), when: Nanos::ZERO });
         Ok(storage)
     }
 
-    fn new(store: Arc<dyn Store>, journal: Journal, medium: Medium) -> Self {
-        Self { store, journal, medium, unsynced: 0, staged: 0, appended: VecDeque::new() }
+    /// Opens a store; its journal is not replayed.
+    fn open(own: NamedMedium, superblock: Superblock) -> Result<Self, StorageError> {
+        let (store, journal) = own.medium.open(&superblock)?;
+        Ok(Self {
+            superblock,
+            store: Arc::new(MovableStore::new(store)),
+            journal: Arc::new(Mutex::new(journal)),
+            own,
+            unfinished: None,
+            former: Vec::new(),
+            notes_changes: true,
+            unsynced: 0,
+            staged: 0,
+            appended: VecDeque::new(),
+        })
     }
 
     /// Opens the store of a rank that servers share; its journal is not replayed.
@@ -137,10 +156,8 @@ impl Storage {
         rank: Rank,
     ) -> Result<Self, StorageError> {
         let superblock = Superblock { rank, ..superblock.clone() };
-        let lease = RankLease::acquire_for(engine, rank, TERM)?;
-        let options = ObjectOptions::default();
-        let (store, journal) = ObjectStore::open(engine, &superblock, lease, options)?;
-        Ok(Self::new(Arc::new(store), journal.erase(), Medium::Shared(Arc::clone(engine))))
+        let medium = Medium::Objects(Arc::clone(engine));
+        Self::open(NamedMedium { name: "the shared store".into(), medium }, superblock)
     }
 
     /// Writes the first records of a rank of an empty file system.
@@ -152,31 +169,39 @@ impl Storage {
         Ok(self.store.publish()?)
     }
 
-    /// The storage after a crash, and the remains of the journal. Shared objects lose nothing.
+    /// The storage after a crash, and the remains of the journal. Objects lose nothing. A migration
+    /// that was interrupted in its last steps is completed.
     ///
     /// # Errors
-    /// The journal is invalid.
+    /// The journal is invalid; [`StorageError::TwoStores`].
     pub fn crash(&self, loss: Loss) -> Result<(Self, Left), StorageError> {
-        let Medium::Disk { store, file } = &self.medium else { return Err(StorageError::Shared) };
-        let (store, file) = match loss {
-            Loss::Process => (store.reopen(), file.reopen()),
-            Loss::Power(seed) => (store.crash(), file.crash(seed)),
-        };
-        let (store, file) = (Arc::new(store), Arc::new(file));
-        file.fail_after(u64::MAX);
-        let journal = Journal::open(Arc::clone(&file))?.erase();
-        let mut found = Self::new(Arc::clone(&store) as _, journal, Medium::Disk { store, file });
+        let FoundStores { present, unfinished } = self.found_after(loss)?;
+        let mut found = Self::open(present, self.superblock.clone())?;
+        (found.unfinished, found.former) = (unfinished, self.former.clone());
+        found.notes_changes = self.notes_changes;
         let tables = Super::parse(&found.first_record()?).ok_or(StorageError::Empty)?;
-        let end = found.journal.replay(Position(tables.journal), |_, _| ())?;
+        let end = found.journal().replay(Position(tables.journal), |_, _| ())?;
         let left = self.left(end, tables.sequence);
         found.appended.push_back(Appended { first: 0, end, when: left.until });
         Ok((found, left))
     }
 
+    fn journal(&self) -> MutexGuard<'_, Journal> {
+        self.journal.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The store as the users have it.
+    fn used(&self) -> &dyn Store {
+        match &self.own.medium {
+            Medium::Disk { store, .. } if !self.notes_changes => store.as_ref(),
+            _ => self.store.as_ref(),
+        }
+    }
+
     /// Ends the process that has opened shared objects. `steps`: of the end of a checkpoint, if one
     /// is under way, that are carried out; nothing later is.
     pub fn kill(&mut self, steps: Option<u64>) {
-        let Medium::Shared(engine) = &self.medium else { return };
+        let Medium::Objects(engine) = &self.own.medium else { return };
         if let Some(steps) = steps {
             engine.end_after(steps);
             // The process does not learn the outcome.
@@ -187,14 +212,11 @@ impl Storage {
 
     /// Sets the time of later changes.
     pub fn set_now(&self, now: Time) {
-        match &self.medium {
-            Medium::Disk { store, .. } => store.set_now(now),
-            Medium::Shared(engine) => engine.set_now(now),
-        }
+        self.own.medium.set_now(now);
     }
 
-    fn is_shared(&self) -> bool {
-        matches!(self.medium, Medium::Shared(_))
+    fn is_in_objects(&self) -> bool {
+        matches!(self.own.medium, Medium::Objects(_))
     }
 
     /// Recovers the metadata machine. `loses_tail`: a mutant ignores the journal's last frame.
@@ -219,7 +241,8 @@ impl Storage {
         let store = Arc::clone(&self.store);
         let store = store.as_ref();
         let first = self.first_record()?;
-        let begun = espalier_standby::begin(store, &self.journal, first, config.clone(), followed)?;
+        let mut journal = self.journal.lock().unwrap_or_else(PoisonError::into_inner);
+        let begun = espalier_standby::begin(store, &journal, first, config.clone(), followed)?;
         let BegunRecovery { mut recovery, rest } = begun;
         let mut fetch = |wanted: &Load| load(store, wanted);
         let (mut failed, mut last) = (None, Vec::new());
@@ -228,7 +251,7 @@ impl Storage {
                 failed = recovery.frame(frame, &mut fetch).err();
             }
         };
-        rest.replay(&mut self.journal, |frame| match lost {
+        rest.replay(&mut journal, |frame| match lost {
             LostFrames::Last => {
                 let before = std::mem::replace(&mut last, frame.to_vec());
                 if !before.is_empty() {
@@ -241,11 +264,12 @@ impl Storage {
         if let Some(error) = failed {
             return Err(error.into());
         }
-        self.journal.forget_torn()?;
+        journal.forget_torn()?;
         let new_streams = store.new_streams()?;
         let size = |ino| Ok::<_, StoreError>((ino, store.stream_stat(ino)?.size));
         let sizes = recovery.size_dirty().into_iter().map(size).collect::<Result<Vec<_>, _>>()?;
-        let (end, used) = (self.journal.position(), self.journal.used());
+        let (end, used) = (journal.position(), journal.used());
+        drop(journal);
         let (meta, calls) = recovery.finish(end, used, &new_streams, &sizes, &mut fetch)?;
         for call in calls {
             self.stream_call(call)?;
@@ -276,7 +300,7 @@ impl Storage {
 
     /// Makes all writes fail, or succeed again.
     pub fn fail(&self, fails: bool) {
-        if let Medium::Disk { file, .. } = &self.medium {
+        if let Medium::Disk { file, .. } = &self.own.medium {
             file.fail_after(if fails { 0 } else { u64::MAX });
         }
     }
@@ -302,9 +326,8 @@ impl Storage {
 
     /// The disk request of a recovery.
     pub fn to_replay(&self) -> DiskRequest {
-        DiskRequest::Transfer(
-            usize::try_from(self.journal.capacity().min(self.journal.used() + 4096)).unwrap_or(0),
-        )
+        let journal = self.journal();
+        DiskRequest::Transfer(usize::try_from(journal.capacity().min(journal.used() + 4096)).unwrap_or(0))
     }
 
     /// Executes an I/O of the machine that concerns only this store.
@@ -327,18 +350,19 @@ impl Storage {
                 if let DiskRequest::Transfer(bytes) = self.access(&Io::Stage { writes: writes.clone() }) {
                     self.staged += bytes;
                 }
-                self.store.stage(writes.to_vec()).map(|()| IoDone::Staged).map_err(|error| error.errno())
+                self.used().stage(writes.to_vec()).map(|()| IoDone::Staged).map_err(|error| error.errno())
             }
             Io::Publish { trim } => {
-                if self.is_shared() {
+                if self.is_in_objects() {
                     // Trimming would lose the events that repeat the removals.
                     self.store.sync_removed_streams().map_err(|error| error.errno())?;
                     self.store.sync_new_streams().map_err(|error| error.errno())?;
                 }
-                self.store.publish().map_err(|error| error.errno())?;
+                self.used().publish().map_err(|error| error.errno())?;
                 self.staged = 0;
-                self.journal.trim(trim);
-                Ok(IoDone::Published { used: self.journal.used() })
+                let mut journal = self.journal();
+                journal.trim(trim);
+                Ok(IoDone::Published { used: journal.used() })
             }
             Io::Yield | Io::Rest | Io::WriteDelay => Ok(IoDone::Paused),
             // Servers that share a store have no data servers.
@@ -355,19 +379,21 @@ impl Storage {
     /// # Errors
     /// As [`Self::execute`].
     pub fn append(&mut self, frame: Vec<u8>, now: Nanos) -> Result<IoDone, Errno> {
+        let mut journal = self.journal();
         let end = if frame.is_empty() {
-            self.journal.position()
+            journal.position()
         } else {
-            self.journal.append(&frame).map_err(|_| Errno::EIO)?
+            journal.append(&frame).map_err(|_| Errno::EIO)?
         };
+        let (durable, used) = (journal.durable(), journal.used());
+        drop(journal);
         self.unsynced += frame.len();
         let first = frame.first_chunk().map_or(0, |first| u64::from_le_bytes(*first));
         self.appended.push_back(Appended { first, end, when: now });
-        let durable = self.journal.durable();
         while self.appended.get(1).is_some_and(|frame| frame.end <= durable) {
             self.appended.pop_front();
         }
-        Ok(IoDone::Journaled { end, used: self.journal.used(), frame })
+        Ok(IoDone::Journaled { end, used, frame })
     }
 
     /// Makes the journal durable.
@@ -376,11 +402,11 @@ impl Storage {
     /// As [`Self::execute`].
     pub fn sync(&mut self) -> Result<(), Errno> {
         self.unsynced = 0;
-        if self.is_shared() {
+        if self.is_in_objects() {
             // An event may refer to a new stream.
             self.store.sync_new_streams().map_err(|error| error.errno())?;
         }
-        self.journal.sync().map(drop).map_err(|_| Errno::EIO)
+        self.journal().sync().map(drop).map_err(|_| Errno::EIO)
     }
 
     /// Executes a client's stream operation.
@@ -388,8 +414,8 @@ impl Storage {
     /// # Errors
     /// As returned to the client.
     pub fn stream(&self, io: StreamIo, data: &[u8]) -> Result<Reply, Errno> {
-        let done = self.store.stream_io(io.ino, io.op, data).map_err(|error| error.errno())?;
-        if io.op.is_change() && self.is_shared() {
+        let done = self.used().stream_io(io.ino, io.op, data).map_err(|error| error.errno())?;
+        if io.op.is_change() && self.is_in_objects() {
             // Another server may take over at any time.
             self.store.stream_sync(io.ino).map_err(|error| error.errno())?;
         }
@@ -401,10 +427,10 @@ impl Storage {
             StreamCall::Fill { ino, .. }
             | StreamCall::Write { ino, .. }
             | StreamCall::Truncate { ino, .. }
-            | StreamCall::SetMtime { ino, .. } => Some(*ino).filter(|_| self.is_shared()),
+            | StreamCall::SetMtime { ino, .. } => Some(*ino).filter(|_| self.is_in_objects()),
             _ => None,
         };
-        let done = stream_call(self.store.as_ref(), call)?;
+        let done = stream_call(self.used(), call)?;
         changed.map_or(Ok(()), |ino| self.store.stream_sync(ino))?;
         Ok(done)
     }

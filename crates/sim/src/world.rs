@@ -3,6 +3,7 @@
 mod balance;
 mod breaking;
 mod client;
+mod config;
 mod data;
 mod data_calls;
 mod end;
@@ -12,6 +13,7 @@ pub(crate) mod failover;
 mod growth;
 mod job;
 mod line;
+mod migration;
 mod pages;
 mod removal;
 mod server;
@@ -23,8 +25,8 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use espalier_balancer::BalancerPolicy;
-use espalier_meta::{Acknowledge, Atime, Config, LoadReport, Striping};
-use espalier_proto::{Distribution, LayoutError, Rank, ServerId};
+use espalier_meta::LoadReport;
+use espalier_proto::{LayoutError, Rank, ServerId};
 use espalier_store::StoreError;
 
 use crate::balancer::BalancerMove;
@@ -36,7 +38,7 @@ use crate::observe::{Arrival, Mutator, Node, Observer};
 use crate::process::Program;
 use crate::random::Seed;
 use crate::report::{self, FragmentReport, Report, ServerReport, Summary, Used};
-use crate::scenario::{Cluster, Durability, Scenario, ScenarioError};
+use crate::scenario::{Scenario, ScenarioError};
 use crate::series::Series;
 use crate::source::{Started, Workload};
 use crate::storage::StorageError;
@@ -45,11 +47,13 @@ use crate::trace::{Replay, TraceError};
 pub use client::FIRST as FIRST_CLIENT;
 pub use client::PoolCounts;
 use client::{Reached, SimClient};
+use config::{config, striping};
 use data::DataServer;
 use end::RunStage;
 use event::SimEvent;
 use fabric::{Fabric, WireId};
 use failover::FailoverCluster;
+use migration::Migrations;
 use server::{Setup, SimServer};
 pub use spans::Tracing;
 pub use ttl_cache::TtlCache;
@@ -75,6 +79,7 @@ pub struct World<'o> {
     stage: RunStage,
     /// The server that is leaving, by its place in the scenario, and since when.
     leaving: Option<(usize, Nanos)>,
+    migrations: Migrations,
     events: u64,
     summary: Summary,
     series: Series,
@@ -106,6 +111,8 @@ pub enum RunError {
     Layout(#[from] LayoutError),
     #[error("at {at}, server {} cannot start: {cause}", node.0)]
     Start { at: Nanos, node: Node, cause: StorageError },
+    #[error("at {at}, a migration: {cause}")]
+    Migration { at: Nanos, cause: StorageError },
     #[error("{} after the end of all processes the run is not at rest: {}", .after, .waits.join("; "))]
     NotIdle { after: Nanos, waits: Vec<String> },
     #[error("processes have not ended at {at}: {}", .waits.join("; "))]
@@ -191,6 +198,7 @@ impl<'o> World<'o> {
             replays: Vec::new(),
             stage: RunStage::Begins,
             leaving: None,
+            migrations: Migrations::new(&cluster.migration_step, seed),
             events: 0,
             summary: Summary::default(),
             series: Series::new(first as usize, cluster.clients as usize),
@@ -298,6 +306,9 @@ impl<'o> World<'o> {
             }
             for (number, leave) in self.scenario.cluster.leaves.iter().enumerate() {
                 self.fabric.queue.add(leave.at, SimEvent::Leave { number });
+            }
+            for (number, migration) in self.scenario.cluster.migrations.iter().enumerate() {
+                self.fabric.queue.add(migration.at, SimEvent::Migrate { number });
             }
         }
         for process in 0..self.numbers.processes {
@@ -501,6 +512,8 @@ impl<'o> World<'o> {
                 self.servers[node.0 as usize].hear_of_ranks(&mut self.fabric, ranks);
             }
             SimEvent::Leave { number } => self.remove_server(number)?,
+            SimEvent::Migrate { number } => self.begin_migration(number)?,
+            SimEvent::MigrationStep { number, start } => self.migration_step(number, start)?,
             SimEvent::HearOfHosts { node } => {
                 self.servers[node.0 as usize].hear_of_hosts(&mut self.fabric);
             }
@@ -651,42 +664,4 @@ impl<'o> World<'o> {
             lawless: lawless.into_iter().flatten().collect(),
         }
     }
-}
-
-/// Configuration of a metadata server's machine.
-fn config(scenario: &Scenario, rank: u16, striping: Option<Striping>) -> Config {
-    let cluster = &scenario.cluster;
-    let millis = |time: Nanos| Some(u32::try_from(time.as_millis()).unwrap_or(u32::MAX));
-    let strip = u32::try_from(cluster.strip.0).unwrap_or(u32::MAX);
-    Config {
-        acknowledge: match cluster.durability {
-            Durability::Written => Acknowledge::Written,
-            Durability::Durable => Acknowledge::Durable,
-        },
-        // Servers that share a store acknowledge durable changes only, without `sync`.
-        writeback: cluster.durability == Durability::Written || cluster.servers > 0,
-        watermarks: (cluster.low_watermark, cluster.high_watermark),
-        atime: Atime::Relative,
-        cache_bytes: usize::try_from(cluster.memory.0).unwrap_or(usize::MAX),
-        session_ms: millis(cluster.session),
-        lease_ms: millis(cluster.lease),
-        striping,
-        data_pool: cluster.data_pool,
-        policy: scenario.policy.0.clone(),
-        rank: Rank(rank),
-        ranks: cluster.first_ranks().max(rank + 1),
-        split_names: cluster.names_per_step,
-        ..Config::new(*b"in virtual time.", strip, cluster.journal.0)
-    }
-}
-
-/// Striping of files over all data servers, if there are any.
-fn striping(cluster: &Cluster) -> Result<Option<Striping>, LayoutError> {
-    let servers: Vec<_> = (0..cluster.data).map(ServerId).collect();
-    if servers.is_empty() {
-        return Ok(None);
-    }
-    let (strip, width) = (cluster.strip.0.max(64), servers.len());
-    Striping::new(Distribution::SimpleStripe { strip }, servers, width)
-        .map(|striping| Some(striping.delegated()))
 }

@@ -141,3 +141,16 @@ fn detects(mutations: &[Mutation]) {
     });
     assert_eq!(missed.into_inner(), 0);
 }
+
+#[test]
+fn stores_migrate_while_they_are_used() {
+    let migrations = AtomicU64::new(0);
+    for_all(0..ENOUGH, |seed| {
+        if let Ok(passed) = fuzz::run(seed) {
+            migrations.fetch_add(passed.migrations, Ordering::Relaxed);
+        }
+    });
+    eprintln!("{migrations:?} migrations");
+    assert!(migrations.into_inner() > 10);
+    detects(&[Mutation::UnnotedChange, Mutation::EarlyCompletion]);
+}

@@ -14,8 +14,7 @@ use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 
 use crate::engine::PoolId;
 
-pub(crate) use format::new;
-pub use format::{FormatError, FormatOptions, format};
+pub use format::{FormatError, FormatOptions, format, new};
 
 pub(crate) const FILE: &str = "superblock";
 pub(crate) const COPY: &str = "superblock.bak";
@@ -100,7 +99,7 @@ impl Superblock {
     }
 
     /// Tag that identifies the store of a rank of this file system.
-    pub(crate) fn tag_of(&self, rank: Rank) -> u64 {
+    pub fn tag_of(&self, rank: Rank) -> u64 {
         xxh3_64_with_seed(self.uuid.as_bytes(), rank.0.into())
     }
 

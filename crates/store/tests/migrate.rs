@@ -113,15 +113,15 @@ impl Place {
 
 /// An open source.
 struct Source {
-    store: MovableStore,
-    journal: Mutex<Journal>,
+    store: Arc<MovableStore>,
+    journal: Arc<Mutex<Journal>>,
 }
 
 fn open(place: &Place) -> Source {
     let (store, mut journal) = place.open().unwrap();
     journal.replay(Position(0), |_, _| ()).unwrap();
     journal.forget_torn().unwrap();
-    Source { store: MovableStore::new(store), journal: Mutex::new(journal) }
+    Source { store: Arc::new(MovableStore::new(store)), journal: Arc::new(Mutex::new(journal)) }
 }
 
 fn new(place: &Place) -> Source {
@@ -166,10 +166,10 @@ fn migrate(
             &opened
         }
     };
-    let progress = MigrationProgress::default();
+    let progress = Arc::new(MigrationProgress::default());
     let destination = to.open().map_err(text)?;
-    let mut migrator =
-        Migrator::new((&source.store, &source.journal), destination, to.name(), &progress, Vec::new);
+    let parts = (Arc::clone(&source.store), Arc::clone(&source.journal));
+    let mut migrator = Migrator::new(parts, destination, to.name(), progress, Vec::new);
     let mut machine = MigrationMachine::default();
     while let Some(step) = machine.step() {
         before(step);

@@ -92,7 +92,7 @@ fn dump_all(
     let mut all = Dumped::default();
     for (superblock, disk) in &disks {
         let part = StoreRole::Rank { rank: superblock.rank, ranks };
-        let source = DumpSource { superblock, part: Some(part), store: &disk.store };
+        let source = DumpSource { superblock, part: Some(part), store: disk.store.as_ref() };
         all += file(&source, &to.join(name(part)), resume, progress)?;
     }
     for store in data {

@@ -37,7 +37,7 @@ pub fn dump(
     progress: impl Fn(u64),
 ) -> Result<Dumped, Error> {
     let (superblock, disk) = open(&location.into())?;
-    begin(&DumpSource { superblock: &superblock, part: None, store: &disk.store }, out, &progress)
+    begin(&DumpSource { superblock: &superblock, part: None, store: disk.store.as_ref() }, out, &progress)
 }
 
 /// Completes an interrupted dump: compares the existing part with the store, truncates an
@@ -53,7 +53,7 @@ pub fn resume_dump(
     progress: impl Fn(u64),
 ) -> Result<Dumped, Error> {
     let (superblock, disk) = open(&location.into())?;
-    resume(&DumpSource { superblock: &superblock, part: None, store: &disk.store }, file, &progress)
+    resume(&DumpSource { superblock: &superblock, part: None, store: disk.store.as_ref() }, file, &progress)
 }
 
 fn open(location: &StoreLocation) -> Result<(Superblock, Arc<Disk>), Error> {

@@ -8,9 +8,10 @@ use espalier_proto::{AllocateMode, Caller, Ino, RangeOp, Request, SetAttr, Xattr
 use rand::Rng;
 use rand::seq::{IndexedRandom, IteratorRandom};
 
-use super::failover;
 use crate::check::CAPABILITY;
 use crate::random::{Random, Seed};
+use crate::scenario::Cluster;
+use crate::storage::StoreKind;
 
 /// One in this many runs has privileges.
 const EVERY: u32 = 3;
@@ -27,14 +28,15 @@ const GROUPS: [u32; 3] = [0, 100, 101];
 #[derive(Clone, Copy, Debug)]
 pub struct Habit {
     seed: u64,
-    /// Stores that servers share cannot reserve space.
+    /// Stores in objects cannot reserve space.
     allocates: bool,
 }
 
 impl Habit {
-    pub fn of(seed: u64) -> Option<Self> {
+    pub fn of(seed: u64, cluster: &Cluster) -> Option<Self> {
         let is_so = Seed(seed).random("fuzz privileges", 0).random_range(0..EVERY) == 0;
-        is_so.then_some(Self { seed, allocates: !failover::is_in(seed) })
+        let has_objects = cluster.migrations.iter().any(|migration| migration.to == StoreKind::Objects);
+        is_so.then_some(Self { seed, allocates: cluster.servers == 0 && !has_objects })
     }
 }
 

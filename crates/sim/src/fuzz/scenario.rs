@@ -11,6 +11,7 @@ use rand::seq::IndexedRandom;
 use super::acls;
 use super::balancers::{self, WHOLE};
 use super::failover;
+use super::migrations;
 use super::policies::Live;
 use super::privileges;
 use super::quotas;
@@ -74,11 +75,13 @@ impl Case {
             strip,
             bytes: *[0, 10, 40, 80].choose(&mut random).unwrap_or(&0),
             moves: *[5, 20, 60].choose(&mut random).unwrap_or(&5),
-            users: random.random::<bool>() || acls.is_some() || privileges::Habit::of(seed).is_some(),
+            users: random.random::<bool>()
+                || acls.is_some()
+                || privileges::Habit::of(seed, &scenario.cluster).is_some(),
             quotas: habit_of_quotas(seed, strip),
             acls,
             handles: handles::Habit::of(seed),
-            privileges: privileges::Habit::of(seed),
+            privileges: privileges::Habit::of(seed, &scenario.cluster),
             locks: locks::are_in(seed),
             exclusive: exclusive::are_in(seed),
             looks: looks::are_in(seed),
@@ -198,6 +201,10 @@ fn text(seed: u64, strip: u64, calm: u64, random: &mut Random) -> String {
     let joins: Vec<_> = joins.into_iter().map(|time| format!("\"{time} ms\"")).collect();
     say(format!("ranks = {ranks}\njoins = [{}]", joins.join(", ")));
     say(format!("leaves = [{}]", leaves(seed, first_ranks, calm)));
+    let has_migrations = ranks == 1 && migrations::may_be_in(seed);
+    if has_migrations {
+        say(migrations::text(seed, calm));
+    }
     let data = one_of(random, &["0", "0", "1", "2", "3"]);
     say(format!("data = {data}"));
     say(format!("clients = {}", random.random_range(2..=6)));
@@ -228,6 +235,9 @@ fn text(seed: u64, strip: u64, calm: u64, random: &mut Random) -> String {
     say(format!("drift_ppm = {}", one_of(random, &["0.0", "200.0"])));
     say("\n[faults]".into());
     say(format!("until = \"{calm} s\""));
+    if has_migrations {
+        say(migrations::faults(seed).into());
+    }
     let (mut is_dark, mut loses, mut crashes) = (false, false, false);
     for kind in ["crash", "power", "client_crash", "cut", "partition", "late", "disk_failure", "slow_disk"] {
         if random.random_range(0..3) == 0 {

@@ -83,6 +83,7 @@ impl World<'_> {
                 }
             }
             FaultKind::DiskFailure => self.fail_disk(node, lasts),
+            FaultKind::Destination => self.fail_destination(lasts),
             FaultKind::SlowDisk => {
                 let slowness = self.faults.slowness();
                 if let Some(disk) = self.disk(node) {
@@ -177,6 +178,8 @@ impl World<'_> {
             return Ok(());
         };
         if server.is_up() {
+            self.interrupt_migration(node)?;
+            let server = &mut self.servers[node];
             let node = server.node;
             let crashed = server.crash(&mut self.fabric, loss);
             let replay = crashed.map_err(|cause| RunError::Start { at: self.fabric.now, node, cause })?;

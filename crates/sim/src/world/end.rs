@@ -157,8 +157,8 @@ impl World<'_> {
         Some(differ)
     }
 
-    /// True if no client has a session, ranks owe each other nothing, and no disk fails; a server
-    /// with a failing disk cannot write.
+    /// True if no client has a session, ranks owe each other nothing, no migration is under way,
+    /// and no disk fails; a server with a failing disk cannot write.
     fn have_left(&self) -> bool {
         let is_left = |server: &super::SimServer| {
             server.meta().is_some_and(|meta| {
@@ -166,7 +166,8 @@ impl World<'_> {
                 figures.sessions == 0 && meta.open_transactions() == 0 && meta.unsent_usage() == 0
             }) && !server.disk.fails
         };
-        self.clients.iter().all(|client| client.has_left())
+        !self.migrations.is_under_way()
+            && self.clients.iter().all(|client| client.has_left())
             && self.serving_all().all(is_left)
             && self.data.iter().all(|server| !server.disk.fails)
     }
@@ -179,6 +180,9 @@ impl World<'_> {
     /// Descriptions of everything that is not at rest.
     fn waits(&self) -> Vec<String> {
         let mut waits = Vec::new();
+        if self.migrations.is_under_way() {
+            waits.push("a migration is under way".into());
+        }
         for server in self.serving_all() {
             let rank = server.rank;
             let Some(meta) = server.meta() else {

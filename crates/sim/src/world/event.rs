@@ -156,6 +156,15 @@ pub enum SimEvent {
     Leave {
         number: usize,
     },
+    /// A migration begins, by its place in the scenario, or begins again.
+    Migrate {
+        number: usize,
+    },
+    /// The next step of a migration is carried out. `start`: of its server.
+    MigrationStep {
+        number: usize,
+        start: u64,
+    },
     /// A server reads the addresses of all ranks in its configuration.
     HearOfHosts {
         node: Node,

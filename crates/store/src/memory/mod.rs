@@ -4,6 +4,7 @@ mod stream;
 
 use std::collections::BTreeMap;
 use std::fs::File;
+use std::io;
 use std::ops::Bound;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -30,6 +31,8 @@ struct MemoryState {
     streams: BTreeMap<Ino, MemoryStream>,
     now: Time,
     full: bool,
+    /// Number of changes that still succeed; `None`: none fails.
+    left: Option<u64>,
     migration: MigrationState,
 }
 
@@ -51,7 +54,7 @@ impl MemoryStore {
     pub fn crash(&self) -> Self {
         let mut state = self.state().clone();
         state.staged.clear();
-        state.full = false;
+        (state.full, state.left) = (false, None);
         state.streams.retain(|_, stream| match &stream.durable {
             Some(durable) => {
                 stream.live = durable.clone();
@@ -67,6 +70,7 @@ impl MemoryStore {
     pub fn reopen(&self) -> Self {
         let mut state = self.state().clone();
         state.staged.clear();
+        state.left = None;
         Self(Mutex::new(state))
     }
 
@@ -80,8 +84,29 @@ impl MemoryStore {
         self.state().full = full;
     }
 
+    /// After `changes` more, all changes fail; `None`: none fails.
+    pub fn fail_after(&self, changes: Option<u64>) {
+        self.state().left = changes;
+    }
+
     fn state(&self) -> MutexGuard<'_, MemoryState> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The state, for one change.
+    fn changed_state(&self) -> Result<MutexGuard<'_, MemoryState>, StoreError> {
+        let mut state = self.state();
+        match &mut state.left {
+            Some(0) => Err(StoreError::Io {
+                operation: "change",
+                path: "memory".into(),
+                cause: io::Error::other("the store in memory fails"),
+            }),
+            left => {
+                *left = left.map(|left| left - 1);
+                Ok(state)
+            }
+        }
     }
 
     fn change<T>(
@@ -89,7 +114,7 @@ impl MemoryStore {
         ino: Ino,
         change: impl FnOnce(&mut StreamBytes) -> Result<T, StoreError>,
     ) -> Result<T, StoreError> {
-        let mut state = self.state();
+        let mut state = self.changed_state()?;
         state.check_space()?;
         let now = state.now;
         let stream = state.streams.entry(ino).or_default();
@@ -173,18 +198,18 @@ impl Store for MemoryStore {
     }
 
     fn set_migration(&self, migration: MigrationState) -> Result<(), StoreError> {
-        self.state().migration = migration;
+        self.changed_state()?.migration = migration;
         Ok(())
     }
 
     fn stage(&self, writes: Vec<TableWrite>) -> Result<(), StoreError> {
         let writes = writes.into_iter().map(|TableWrite { object, key, value }| ((object, key), value));
-        self.state().staged.extend(writes);
+        self.changed_state()?.staged.extend(writes);
         Ok(())
     }
 
     fn publish(&self) -> Result<(), StoreError> {
-        let mut state = self.state();
+        let mut state = self.changed_state()?;
         state.check_space()?;
         for (key, value) in std::mem::take(&mut state.staged) {
             match value {
@@ -209,7 +234,7 @@ impl Store for MemoryStore {
     }
 
     fn stream_finalise(&self, ino: Ino) -> Result<(), StoreError> {
-        if let Some(stream) = self.state().streams.get_mut(&ino)
+        if let Some(stream) = self.changed_state()?.streams.get_mut(&ino)
             && std::mem::take(&mut stream.new)
         {
             // The stream's existence becomes durable, its bytes do not.
@@ -286,21 +311,21 @@ impl Store for MemoryStore {
     }
 
     fn stream_sync(&self, ino: Ino) -> Result<(), StoreError> {
-        if let Some(stream) = self.state().streams.get_mut(&ino) {
+        if let Some(stream) = self.changed_state()?.streams.get_mut(&ino) {
             stream.durable = Some(stream.live.clone());
         }
         Ok(())
     }
 
     fn sync_all(&self) -> Result<(), StoreError> {
-        for stream in self.state().streams.values_mut() {
+        for stream in self.changed_state()?.streams.values_mut() {
             stream.durable = Some(stream.live.clone());
         }
         Ok(())
     }
 
     fn stream_remove(&self, ino: Ino) -> Result<(), StoreError> {
-        self.state().streams.remove(&ino);
+        self.changed_state()?.streams.remove(&ino);
         Ok(())
     }
 

@@ -62,14 +62,14 @@ impl MigrationProgress {
 
 /// Carries out the steps of a migration.
 pub struct Migrator<'a> {
-    source: &'a MovableStore,
-    journal: &'a Mutex<Journal>,
+    source: Arc<MovableStore>,
+    journal: Arc<Mutex<Journal>>,
     destination: Arc<dyn Store>,
     destination_journal: Journal,
     /// The destination's name.
     to: String,
     changes: Arc<ChangeLog>,
-    progress: &'a MigrationProgress,
+    progress: Arc<MigrationProgress>,
     /// Files whose changes are not noted, since the kernel makes them. None are added once the
     /// migration has begun.
     unseen: Box<dyn Fn() -> Vec<Ino> + 'a>,
@@ -89,10 +89,10 @@ impl<'a> Migrator<'a> {
     /// From now on changes of the source are noted. `unseen` returns the files that the kernel
     /// changes itself; after [`MovableStore::stream_file`] has returned nothing there are no more.
     pub fn new(
-        (source, journal): (&'a MovableStore, &'a Mutex<Journal>),
-        (destination, destination_journal): (Box<dyn Store>, Journal),
+        (source, journal): (Arc<MovableStore>, Arc<Mutex<Journal>>),
+        (destination, destination_journal): (impl Into<Arc<dyn Store>>, Journal),
         to: String,
-        progress: &'a MigrationProgress,
+        progress: Arc<MigrationProgress>,
         unseen: impl Fn() -> Vec<Ino> + 'a,
     ) -> Self {
         let changes = Arc::new(ChangeLog::default());
@@ -101,7 +101,7 @@ impl<'a> Migrator<'a> {
         Self {
             source,
             journal,
-            destination: Arc::from(destination),
+            destination: destination.into(),
             destination_journal,
             to,
             changes,
@@ -179,7 +179,7 @@ impl<'a> Migrator<'a> {
             }
             self.progress.advance(bytes)?;
             if self.changes.len() > MANY {
-                self.copy_changed_records(self.source)?;
+                self.copy_changed_records(self.source.as_ref())?;
             }
             match end {
                 Some(end) => after = Some(end),
@@ -218,7 +218,7 @@ impl<'a> Migrator<'a> {
     fn copy_streams(&self) -> Result<(), StoreError> {
         let provisional = self.source.new_streams()?.into_iter().collect();
         let inos: BTreeSet<Ino> = self.source.streams()?.into_iter().collect();
-        let stores = (self.source as &dyn Store, self.destination.as_ref());
+        let stores = (self.source.as_ref() as &dyn Store, self.destination.as_ref());
         for ino in self.destination.streams()? {
             if !inos.contains(&ino) {
                 self.changes.note_stream(ino, StreamChange::WHOLE);
@@ -229,7 +229,7 @@ impl<'a> Migrator<'a> {
                 self.progress.advance(bytes)
             })?;
             if self.changes.len() > MANY {
-                self.copy_changed_records(self.source)?;
+                self.copy_changed_records(self.source.as_ref())?;
             }
         }
         self.destination.sync_all()
@@ -272,8 +272,8 @@ impl<'a> Migrator<'a> {
             self.changes.note_stream(*ino, StreamChange::WHOLE);
         }
         self.unseen_before.retain(|ino| unseen.contains(ino));
-        let (_, streams) = self.copy_changed_streams(self.source)?;
-        let (_, records) = self.copy_changed_records(self.source)?;
+        let (_, streams) = self.copy_changed_streams(self.source.as_ref())?;
+        let (_, records) = self.copy_changed_records(self.source.as_ref())?;
         while self.destination.maintain()? {}
         self.copy_journal()?;
         Ok(streams + records)
@@ -281,7 +281,7 @@ impl<'a> Migrator<'a> {
 
     fn copy_journal(&mut self) -> Result<(), StoreError> {
         let (handle, end) = {
-            let journal = lock(self.journal);
+            let journal = lock(&self.journal);
             (journal.sync_handle(), journal.position())
         };
         self.destination_journal.copy_frames(&handle, self.journal_copied, end)?;
@@ -307,7 +307,7 @@ impl<'a> Migrator<'a> {
         }
         let mut inos: BTreeSet<Ino> = self.source.streams()?.into_iter().collect();
         inos.extend(self.destination.streams()?);
-        let stores = (self.source as &dyn Store, self.destination.as_ref());
+        let stores = (self.source.as_ref() as &dyn Store, self.destination.as_ref());
         for ino in inos.into_iter().filter(|ino| !self.unseen_before.contains(ino)) {
             let mut rest = StreamChange::WHOLE;
             let progress = |bytes| self.progress.advance(bytes);
@@ -374,7 +374,7 @@ impl<'a> Migrator<'a> {
         let Some(copied) = self.journal_copied.filter(|_| self.unseen_before.is_empty()) else {
             return Ok(StepOutcome::NotYet);
         };
-        let source = self.source;
+        let source = Arc::clone(&self.source);
         let mut place = source.pause();
         // Part of a checkpoint must not become durable.
         if source.is_staged() {
@@ -385,7 +385,7 @@ impl<'a> Migrator<'a> {
         let (streams, _) = self.copy_changed_streams(place.store.as_ref())?;
         self.compare_records(place.store.as_ref(), records)?;
         self.compare_streams(place.store.as_ref(), streams)?;
-        let mut journal = lock(self.journal);
+        let mut journal = lock(&self.journal);
         self.destination_journal.take_over(&journal, copied)?;
         let moved = MigrationState::Moved { to: self.to.clone() };
         if let Err(error) = place.store.set_migration(moved.clone()) {

@@ -31,8 +31,8 @@ pub(super) struct Place {
 }
 
 impl MovableStore {
-    pub fn new(store: Box<dyn Store>) -> Self {
-        let place = Place { store: Arc::from(store), changes: None, is_undecided: false };
+    pub fn new(store: impl Into<Arc<dyn Store>>) -> Self {
+        let place = Place { store: store.into(), changes: None, is_undecided: false };
         Self { place: RwLock::new(place), is_staged: AtomicBool::new(false) }
     }
 

@@ -121,7 +121,10 @@ pub fn format(dir: &Path, options: &FormatOptions) -> Result<Superblock, FormatE
 }
 
 /// The superblock of a new store. `dir`: where it is made.
-pub(crate) fn new(dir: &Path, options: &FormatOptions) -> Result<Superblock, FormatError> {
+///
+/// # Errors
+/// The kernel has no random numbers.
+pub fn new(dir: &Path, options: &FormatOptions) -> Result<Superblock, FormatError> {
     let io = |operation| move |cause| FormatError::Io { operation, path: dir.into(), cause };
     let mut hash_key = [0; 16];
     let all = rustix::rand::getrandom(&mut hash_key, rustix::rand::GetRandomFlags::empty());

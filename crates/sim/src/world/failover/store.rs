@@ -17,6 +17,7 @@ use crate::scenario::Scenario;
 use crate::storage::{Storage, StorageError};
 use crate::time::Nanos;
 use crate::world::World;
+use crate::world::config::config;
 use crate::world::event::SimEvent;
 use crate::world::server::DiskJob;
 
@@ -78,7 +79,7 @@ impl SharedStore {
         let superblock = format_objects(&engine, "the shared store", &options)?;
         for rank in 0..ranks {
             let storage = Storage::open_shared(&engine, &superblock, Rank(rank))?;
-            storage.format_shared(&super::super::config(scenario, rank, None), time)?;
+            storage.format_shared(&config(scenario, rank, None), time)?;
         }
         let map = postcard::to_allocvec(&ClusterMap::new(ranks)).map_err(|_| StorageError::Empty)?;
         engine.write_if(OBJECT, map, None).map_err(StoreError::from)?;
