@@ -431,6 +431,10 @@ impl Engine for HookedEngine {
         panic!("a follower fences {address}")
     }
 
+    fn has_unknown_writes(&self) -> bool {
+        self.engine.has_unknown_writes()
+    }
+
     fn address(&self) -> String {
         self.engine.address()
     }

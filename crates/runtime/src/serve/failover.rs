@@ -328,6 +328,11 @@ impl Driver {
                 }
                 Input::Opened { rank, done }
             }
+            // The next holder must fence this server, whose writes may still take effect.
+            DriverEvent::Closed(rank) if self.engine.has_unknown_writes() => {
+                tracing::warn!(%rank, "writes to the store were not answered in time: giving up all ranks");
+                Input::Broken
+            }
             DriverEvent::Closed(rank) => Input::Closed { rank },
         }
     }

@@ -63,6 +63,31 @@ struct SharedObjects {
     ending: BTreeMap<u64, u64>,
     /// The time of changes; `None`: the system's.
     now: Option<Time>,
+    time_out: Option<TimeOut>,
+    /// Clients whose writes have exceeded their time limit.
+    unknown: BTreeSet<u64>,
+    /// Writes that have exceeded their time limit and take effect later, in order.
+    late: Vec<LateWrite>,
+}
+
+/// Whether an operation on an object exceeds its time limit, and what becomes of it.
+pub type TimeOut = Box<dyn FnMut(&str) -> Option<TimedOutEffect> + Send>;
+
+/// What becomes of a write that has exceeded its time limit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TimedOutEffect {
+    None,
+    Applied,
+    /// It is applied before the client's next operation on the object, or by
+    /// [`MemoryEngine::apply_late`], unless the client is fenced before.
+    Late,
+}
+
+struct LateWrite {
+    address: String,
+    pool: i64,
+    object: String,
+    ops: Vec<ObjectOp>,
 }
 
 #[derive(Clone, Default)]
@@ -147,6 +172,16 @@ impl MemoryEngine {
         self.shared().ending.insert(self.client, operations);
     }
 
+    /// Makes operations exceed their time limit, by their objects; `None`: none does.
+    pub fn set_time_out(&self, time_out: Option<TimeOut>) {
+        self.shared().time_out = time_out;
+    }
+
+    /// Applies the writes that are late.
+    pub fn apply_late(&self) {
+        self.shared().apply_late(|_| true);
+    }
+
     /// Sets the time of later changes.
     pub fn set_now(&self, now: Time) {
         self.shared().now = Some(now);
@@ -161,12 +196,25 @@ impl MemoryEngine {
         self.shared.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The objects, for one operation of this client.
+    /// The objects, for one operation of this client that is no write.
     fn enter(
         &self,
         operation: &'static str,
         object: &str,
     ) -> Result<MutexGuard<'_, SharedObjects>, EngineError> {
+        let (shared, effect) = self.begin(operation, object)?;
+        match effect {
+            None => Ok(shared),
+            Some(_) => Err(EngineError::new(operation, object, EngineFailure::TimedOut)),
+        }
+    }
+
+    /// As [`Self::enter`], of any operation; with what becomes of it if it exceeds its time limit.
+    fn begin(
+        &self,
+        operation: &'static str,
+        object: &str,
+    ) -> Result<(MutexGuard<'_, SharedObjects>, Option<TimedOutEffect>), EngineError> {
         let mut shared = self.shared();
         let number = shared.operations;
         shared.operations += 1;
@@ -180,7 +228,12 @@ impl MemoryEngine {
             true => EngineFailure::Fenced,
             false if has_ended => EngineFailure::TimedOut,
             false if fails => EngineFailure::Io(5),
-            false => return Ok(shared),
+            false => {
+                let address = self.address();
+                shared.apply_late(|late| late.address == address && late.object == object);
+                let effect = shared.time_out.as_mut().and_then(|time_out| time_out(object));
+                return Ok((shared, effect));
+            }
         };
         Err(EngineError::new(operation, object, failure))
     }
@@ -197,11 +250,45 @@ impl MemoryEngine {
     }
 
     fn write(&self, name: &str, ops: Vec<ObjectOp>) -> Result<Version, EngineError> {
-        let mut shared = self.enter("write", name)?;
+        let (mut shared, effect) = self.begin("write", name)?;
+        let timed_out = Err(EngineError::new("write", name, EngineFailure::TimedOut));
+        if effect.is_some() {
+            shared.unknown.insert(self.client);
+        }
+        match effect {
+            None => shared.write(self.pool, name, ops),
+            Some(TimedOutEffect::None) => timed_out,
+            Some(TimedOutEffect::Applied) => shared.write(self.pool, name, ops).and(timed_out),
+            Some(TimedOutEffect::Late) => {
+                let (address, pool) = (self.address(), self.pool);
+                shared.late.push(LateWrite { address, pool, object: name.into(), ops });
+                timed_out
+            }
+        }
+    }
+}
+
+impl SharedObjects {
+    /// Applies late writes of clients that are not fenced.
+    fn apply_late(&mut self, which: impl Fn(&LateWrite) -> bool) {
+        if self.late.is_empty() {
+            return;
+        }
+        let (due, later) = std::mem::take(&mut self.late).into_iter().partition(|late| which(late));
+        self.late = later;
+        for LateWrite { address, pool, object, ops } in due {
+            if !self.fenced.contains(&address) {
+                // Nobody learns the outcome.
+                let _ = self.write(pool, &object, ops);
+            }
+        }
+    }
+
+    fn write(&mut self, pool: i64, name: &str, ops: Vec<ObjectOp>) -> Result<Version, EngineError> {
         // A single step that fails changes nothing, so the object is not copied.
-        let is_full = shared.is_full;
-        let version = shared.version + 1;
-        let MemoryPool { kind, objects, .. } = shared.pool(self.pool);
+        let is_full = self.is_full;
+        let version = self.version + 1;
+        let MemoryPool { kind, objects, .. } = self.pool(pool);
         let before = match ops.len() {
             1 => objects.remove(name),
             _ => objects.get(name).cloned(),
@@ -227,7 +314,7 @@ impl MemoryEngine {
             true => objects.insert(name.into(), state.object),
             false => objects.remove(name),
         };
-        shared.version = version;
+        self.version = version;
         Ok(version)
     }
 }
@@ -447,6 +534,10 @@ impl Engine for MemoryEngine {
 
     fn settle_fences(&self) -> Result<(), EngineError> {
         self.enter("settle", "fences").map(drop)
+    }
+
+    fn has_unknown_writes(&self) -> bool {
+        self.shared().unknown.contains(&self.client)
     }
 
     fn address(&self) -> String {

@@ -13,7 +13,7 @@ use std::time::Duration;
 use espalier_proto::{Space, Time};
 
 pub use error::{EngineError, EngineFailure};
-pub use memory::{MemoryEngine, MemoryPoolKind};
+pub use memory::{MemoryEngine, MemoryPoolKind, TimeOut, TimedOutEffect};
 pub use pending::{Completion, Pending};
 
 use crate::{Pairs, stamp};
@@ -177,6 +177,10 @@ pub trait Engine: Send + Sync + 'static {
     /// After [`Self::fence`] this holds only for objects on which this client has begun an
     /// operation.
     fn settle_fences(&self) -> Result<(), EngineError>;
+
+    /// True if a write of this client has exceeded its time limit: it may take effect until the
+    /// client is fenced.
+    fn has_unknown_writes(&self) -> bool;
 
     /// This client's address.
     fn address(&self) -> String;

@@ -193,6 +193,14 @@ impl<E: Engine> LeaseState<E> {
     }
 
     fn release(&self) -> Result<(), EngineError> {
+        if self.engine.has_unknown_writes() {
+            // The next holder fences this process, whose writes may still take effect.
+            tracing::warn!(
+                object = self.object,
+                "a lease is left to its term: writes were not answered in time"
+            );
+            return Ok(());
+        }
         // A lease whose term is over may belong to another process.
         if self.until().take().is_some_and(|until| Instant::now() < until) {
             self.engine.apply(&self.object, vec![ObjectOp::WriteFull(Vec::new())])?;

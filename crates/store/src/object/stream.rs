@@ -7,7 +7,7 @@ use std::ops::Range;
 use espalier_proto::{Errno, Ino, SeekWhat, StreamStat, Time};
 
 use super::names::Names;
-use super::{CHUNK_BYTES, Piece, pieces, wait_all};
+use super::{CHUNK_BYTES, Piece, pieces};
 use crate::StoreError;
 use crate::engine::{Engine, EngineError, EngineFailure, ObjectOp, ObjectStat, Pending, Version};
 
@@ -221,8 +221,13 @@ impl<E: Engine> StreamPlace<'_, E> {
     }
 
     fn remove_chunks(&self, chunks: impl Iterator<Item = u64>) -> Result<(), StoreError> {
-        let remove = |chunk| self.engine.submit(&self.object(chunk), vec![ObjectOp::Remove]);
-        for removal in chunks.map(remove).collect::<Vec<_>>() {
+        self.remove_objects(chunks.map(|chunk| self.object(chunk)))
+    }
+
+    /// Removes objects. An earlier attempt may have removed some.
+    fn remove_objects(&self, names: impl IntoIterator<Item = String>) -> Result<(), StoreError> {
+        let remove = |name: String| self.engine.submit(&name, vec![ObjectOp::Remove]);
+        for removal in names.into_iter().map(remove).collect::<Vec<_>>() {
             match removal.wait() {
                 Err(error) if !error.is(&EngineFailure::Missing) => return Err(error.into()),
                 _ => {}
@@ -476,10 +481,11 @@ impl Stream {
     /// Removes all bytes, and begins to remove the first object.
     pub fn remove<E: Engine>(&mut self, at: &StreamPlace<'_, E>) -> Result<Pending<Version>, StoreError> {
         self.wait_for_writes();
+        self.measured = None;
         let KnownHead { head, version, .. } = self.head(at)?;
         at.remove_chunks(head.chunks.iter().cloned().flatten().filter(|chunk| *chunk > 0))?;
         if version.is_some() {
-            wait_all([at.engine.submit(&at.head(), vec![ObjectOp::Remove])])?;
+            at.remove_objects([at.head()])?;
         }
         *self = Self::default();
         Ok(at.engine.submit(&at.object(0), vec![ObjectOp::Remove]))
@@ -491,25 +497,28 @@ impl Stream {
     }
 
     fn wait_for_writes(&mut self) {
-        for write in self.writes.drain(..) {
+        for write in std::mem::take(&mut self.writes) {
             if let Err(error) = write.wait() {
-                self.failed.get_or_insert(error);
+                self.fail(error);
             }
         }
     }
 
+    /// A write has failed: the next sync returns why, and what the bytes are now is unknown.
+    fn fail(&mut self, error: EngineError) {
+        self.measured = None;
+        self.failed.get_or_insert(error);
+    }
+
     /// Takes the outcomes of the writes that are complete.
     fn collect_writes(&mut self) {
-        let complete = |write: Pending<Version>| match write.try_wait() {
-            Ok(outcome) => {
-                if let Err(error) = outcome {
-                    self.failed.get_or_insert(error);
-                }
-                None
+        for write in std::mem::take(&mut self.writes) {
+            match write.try_wait() {
+                Ok(Err(error)) => self.fail(error),
+                Ok(Ok(_)) => {}
+                Err(pending) => self.writes.push(pending),
             }
-            Err(pending) => Some(pending),
-        };
-        self.writes = std::mem::take(&mut self.writes).into_iter().filter_map(complete).collect();
+        }
     }
 
     /// Records chunks before their objects are made: no crash leaves objects that nothing refers

@@ -1,6 +1,6 @@
 //! The streams of a rank.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::ops::Bound;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -22,8 +22,14 @@ pub(super) struct Streams<E> {
     data: Option<Arc<E>>,
     names: Names,
     open: Mutex<HashMap<Ino, Arc<Mutex<Stream>>>>,
-    removals: Mutex<Vec<Pending<Version>>>,
+    /// Streams whose removal is not complete. It is repeated if it fails, unless the stream is made
+    /// again.
+    removals: Mutex<BTreeMap<Ino, Option<Removal>>>,
 }
+
+/// The end of a stream's removal in progress: of the first object, and of the record that the
+/// stream is provisional.
+type Removal = [Pending<Version>; 2];
 
 impl<E: Engine> Streams<E> {
     pub fn new(engine: Arc<E>, data: Option<Arc<E>>, names: Names) -> Self {
@@ -37,6 +43,7 @@ impl<E: Engine> Streams<E> {
             if stream.exists(at)? {
                 return Ok(());
             }
+            self.removals().remove(&ino);
             let register = ObjectOp::SetKeys(vec![(key(ino), vec![1])]);
             self.engine.apply(&self.names.provisional(), vec![register])?;
             stream.create(at)
@@ -44,14 +51,14 @@ impl<E: Engine> Streams<E> {
     }
 
     pub fn finalise(&self, ino: Ino) -> Result<(), StoreError> {
-        self.unregister(ino)?.wait().map(drop).or_else(|error| match error.failure {
+        self.unregister(ino).wait().map(drop).or_else(|error| match error.failure {
             EngineFailure::Missing => Ok(()),
             _ => Err(error.into()),
         })
     }
 
-    fn unregister(&self, ino: Ino) -> Result<Pending<Version>, StoreError> {
-        Ok(self.engine.submit(&self.names.provisional(), vec![ObjectOp::RemoveKeys(vec![key(ino)])]))
+    fn unregister(&self, ino: Ino) -> Pending<Version> {
+        self.engine.submit(&self.names.provisional(), vec![ObjectOp::RemoveKeys(vec![key(ino)])])
     }
 
     pub fn provisional(&self) -> Result<Vec<Ino>, StoreError> {
@@ -148,22 +155,53 @@ impl<E: Engine> Streams<E> {
     }
 
     pub fn remove(&self, ino: Ino) -> Result<(), StoreError> {
-        let removal = self.with(ino, Stream::remove)?;
-        let unregistered = self.unregister(ino)?;
-        let mut removals = self.removals.lock().unwrap_or_else(PoisonError::into_inner);
-        removals.extend([removal, unregistered]);
+        self.with(ino, |stream, at| {
+            let removal = [stream.remove(at)?, self.unregister(ino)];
+            self.removals().insert(ino, Some(removal));
+            Ok(())
+        })
+    }
+
+    /// Waits for all removals. The next call repeats those that have failed.
+    pub fn sync_removed(&self) -> Result<(), StoreError> {
+        let inos: Vec<Ino> = self.removals().keys().copied().collect();
+        let ends = inos.into_iter().map(|ino| self.end_removal(ino)).collect::<Vec<_>>();
+        ends.into_iter().collect()
+    }
+
+    fn end_removal(&self, ino: Ino) -> Result<(), StoreError> {
+        let removal = match self.removals().get_mut(&ino) {
+            // It was made again meanwhile.
+            None => return Ok(()),
+            Some(removal) => removal.take(),
+        };
+        let Some(removal) = removal else {
+            // It has failed before.
+            let is_due = |streams: &Self| streams.removals().contains_key(&ino);
+            let repeat = |stream: &mut Stream, at: &StreamPlace<'_, E>| match is_due(self) {
+                true => Ok(Some([stream.remove(at)?, self.unregister(ino)])),
+                false => Ok(None),
+            };
+            return self.with(ino, repeat)?.map_or(Ok(()), |removal| self.wait_for_removal(ino, removal));
+        };
+        self.wait_for_removal(ino, removal)
+    }
+
+    fn wait_for_removal(&self, ino: Ino, removal: Removal) -> Result<(), StoreError> {
+        let done = removal.map(|part| match part.wait() {
+            Err(error) if !error.is(&EngineFailure::Missing) => Err(StoreError::from(error)),
+            _ => Ok(()),
+        });
+        done.into_iter().collect::<Result<(), _>>()?;
+        let mut removals = self.removals();
+        if removals.get(&ino).is_some_and(Option::is_none) {
+            removals.remove(&ino);
+        }
         Ok(())
     }
 
-    pub fn sync_removed(&self) -> Result<(), StoreError> {
-        let removals = std::mem::take(&mut *self.removals.lock().unwrap_or_else(PoisonError::into_inner));
-        for removal in removals {
-            match removal.wait() {
-                Err(error) if !error.is(&EngineFailure::Missing) => return Err(error.into()),
-                _ => {}
-            }
-        }
-        Ok(())
+    fn removals(&self) -> MutexGuard<'_, BTreeMap<Ino, Option<Removal>>> {
+        self.removals.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub fn list(&self) -> Result<Vec<Ino>, StoreError> {
@@ -189,6 +227,7 @@ impl<E: Engine> Streams<E> {
         change: impl FnOnce(&mut Stream, &StreamPlace<'_, E>) -> Result<T, StoreError>,
     ) -> Result<T, StoreError> {
         self.with(ino, |stream, at| {
+            self.removals().remove(&ino);
             stream.create(at)?;
             change(stream, at)
         })

@@ -16,6 +16,7 @@ use std::ops::Bound;
 use std::path::PathBuf;
 use std::ptr::{null, null_mut};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use espalier_proto::Space;
@@ -72,6 +73,8 @@ struct RadosClient {
     handle: RadosHandle,
     address: String,
     space: SpaceCache,
+    /// A write has exceeded its time limit.
+    has_unknown_writes: Arc<AtomicBool>,
 }
 
 // SAFETY: librados locks its handles; all its functions may be called concurrently.
@@ -125,8 +128,13 @@ impl RadosClient {
     fn open(to: &RadosAddress) -> Result<Self, RadosError> {
         let api = Api::load()?;
         let user = text(&format!("client.{}", to.user))?;
-        let mut cluster =
-            Self { api, handle: null_mut(), address: String::new(), space: SpaceCache::default() };
+        let mut cluster = Self {
+            api,
+            handle: null_mut(),
+            address: String::new(),
+            space: SpaceCache::default(),
+            has_unknown_writes: Arc::default(),
+        };
         let connect = |code| RadosError::Connect { user: to.user.clone(), why: describe(code) };
         // SAFETY: the strings end with NUL; the handle is written once.
         check(unsafe { (api.create2)(&raw mut cluster.handle, c"ceph".as_ptr(), user.as_ptr(), 0) })
@@ -314,7 +322,8 @@ impl Engine for Rados {
             Ok(prepared) => prepared,
             Err(refused) => return Pending::done(Err(EngineError::new("write", object, refused))),
         };
-        let (submitted, pending) = Submitted::write(object, self.budget.take(bytes));
+        let (submitted, pending) =
+            Submitted::write(object, &self.cluster.has_unknown_writes, self.budget.take(bytes));
         submitted.start(self.api, |completion, _| write.start(self.pool, &name, completion));
         pending
     }
@@ -540,6 +549,10 @@ impl Engine for Rados {
             }
         }
         Ok(())
+    }
+
+    fn has_unknown_writes(&self) -> bool {
+        self.cluster.has_unknown_writes.load(Ordering::Acquire)
     }
 
     fn address(&self) -> String {

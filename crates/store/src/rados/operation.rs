@@ -3,6 +3,8 @@
 
 use std::ffi::{CStr, c_char, c_void};
 use std::ptr::{null, null_mut};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use espalier_proto::Time;
 
@@ -169,9 +171,16 @@ pub(super) struct Submitted {
 }
 
 pub(super) enum SubmittedKind {
-    Write(Completion<Version>),
-    Read { buffer: Vec<u8>, reply: Completion<VersionedBytes> },
-    Stat { query: StatQuery, reply: Completion<ObjectStat> },
+    /// With the record that a write of the client has exceeded its time limit.
+    Write(Completion<Version>, Arc<AtomicBool>),
+    Read {
+        buffer: Vec<u8>,
+        reply: Completion<VersionedBytes>,
+    },
+    Stat {
+        query: StatQuery,
+        reply: Completion<ObjectStat>,
+    },
 }
 
 /// A read of an object's size and attributes. librados writes the results until it is complete.
@@ -234,9 +243,9 @@ impl Drop for StatQuery {
 }
 
 impl Submitted {
-    pub fn write(object: &str, share: Share) -> (Box<Self>, Pending<Version>) {
+    pub fn write(object: &str, unknown: &Arc<AtomicBool>, share: Share) -> (Box<Self>, Pending<Version>) {
         let (reply, pending) = Pending::begin();
-        (Self::of(object, SubmittedKind::Write(reply), share), pending)
+        (Self::of(object, SubmittedKind::Write(reply, Arc::clone(unknown)), share), pending)
     }
 
     pub fn read(object: &str, length: usize, share: Share) -> (Box<Self>, Pending<VersionedBytes>) {
@@ -285,10 +294,16 @@ impl Submitted {
         let Self { object, kind, _share } = self;
         let failed = |operation| EngineError::new(operation, &object, failure(code));
         match kind {
-            SubmittedKind::Write(reply) if code < 0 => reply.send(Err(failed("write"))),
+            SubmittedKind::Write(reply, unknown) if code < 0 => {
+                let error = failed("write");
+                if error.is(&EngineFailure::TimedOut) {
+                    unknown.store(true, Ordering::Release);
+                }
+                reply.send(Err(error));
+            }
             SubmittedKind::Read { reply, .. } if code < 0 => reply.send(Err(failed("read"))),
             SubmittedKind::Stat { reply, .. } if code < 0 => reply.send(Err(failed("examine"))),
-            SubmittedKind::Write(reply) => reply.send(Ok(version)),
+            SubmittedKind::Write(reply, _) => reply.send(Ok(version)),
             SubmittedKind::Read { mut buffer, reply } => {
                 buffer.truncate(code as usize);
                 reply.send(Ok(VersionedBytes { bytes: buffer, version }));

@@ -59,6 +59,8 @@ struct Staging {
     /// The redo record that the head referred to at the opening. Its changes are staged, and no
     /// others.
     unfinished: Option<Redo>,
+    /// A complete redo record to which the head refers or not: its change has failed.
+    unsettled: Option<Redo>,
 }
 
 struct TablesState {
@@ -106,6 +108,7 @@ impl<E: Engine> Tables<E> {
             staging: Mutex::new(Staging {
                 last: found.redo.map_or(0, |record| record.checkpoint),
                 unfinished: found.redo,
+                unsettled: None,
             }),
         };
         if !read_only {
@@ -285,21 +288,31 @@ impl<E: Engine> Tables<E> {
         if self.state().staged.is_empty() {
             return Ok(());
         }
+        // The slot of the record before must not be overwritten while the head may refer to it.
+        self.refer_to(&mut staging)?;
         self.make_room()?;
         let record = match self.fits_one_write() {
             true => None,
             false => {
                 let number = staging.last + 1;
                 let record = redo::write(self.engine.as_ref(), self.names, number, &self.state().staged)?;
-                // From here on the other slot is free, whether or not the head refers to this one.
-                staging.last = number;
-                let mut change = HeadChange::default();
-                change.redo(record);
-                self.head.change(change)?;
+                (staging.last, staging.unsettled) = (number, Some(record));
+                self.refer_to(&mut staging)?;
                 Some(record)
             }
         };
         self.finish(record)
+    }
+
+    /// Makes the head refer to the redo record that was written last, unless it does.
+    fn refer_to(&self, staging: &mut Staging) -> Result<(), StoreError> {
+        if let Some(record) = staging.unsettled {
+            let mut change = HeadChange::default();
+            change.redo(record);
+            self.head.change(change)?;
+            staging.unsettled = None;
+        }
+        Ok(())
     }
 
     /// Applies the staged changes. `record`: the redo record that has them.
