@@ -15,10 +15,9 @@ use crate::network::NetworkSettings;
 use crate::node::NodeNumbers;
 use crate::quantity::{Bytes, parse_time};
 use crate::source::Workload;
-use crate::storage::StoreKind;
+use crate::storage::{OSDS, StoreKind};
 use crate::sweep::SweepSettings;
 use crate::time::Nanos;
-use crate::world::failover::OSDS;
 
 /// A scenario. A run is a function of it and its seed.
 #[derive(Clone, Debug, Default, Deserialize)]

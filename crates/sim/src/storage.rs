@@ -3,7 +3,9 @@
 
 mod medium;
 mod migration;
+mod osds;
 
+use std::cell::Cell;
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -24,6 +26,7 @@ use medium::Medium;
 pub use medium::{StoreFault, StoreKind};
 pub use migration::StepDeviation;
 use migration::{FoundStores, NamedMedium, UnfinishedMigration};
+pub use osds::{FailedOsds, OSDS, osd_of};
 
 /// See the module description.
 pub struct Storage {
@@ -36,6 +39,8 @@ pub struct Storage {
     former: Vec<NamedMedium>,
     /// False for a mutant that does not note changes while the store is migrated.
     pub notes_changes: bool,
+    /// Requests to the store exceed their time limit.
+    times_out: Cell<bool>,
     /// Bytes appended to the journal since its last sync, and staged since the last publish.
     unsynced: usize,
     staged: usize,
@@ -140,6 +145,7 @@ impl Storage {
             unfinished: None,
             former: Vec::new(),
             notes_changes: true,
+            times_out: Cell::new(false),
             unsynced: 0,
             staged: 0,
             appended: VecDeque::new(),
@@ -208,6 +214,14 @@ impl Storage {
             let _ = self.store.publish();
         }
         engine.end_after(0);
+    }
+
+    /// Requests to objects on these OSDs exceed their time limit. Returns true if some did before.
+    pub fn set_time_out(&self, osds: Option<FailedOsds>) -> bool {
+        let Medium::Objects(engine) = &self.own.medium else { return false };
+        let is_set = osds.is_some();
+        engine.set_time_out(osds.map(FailedOsds::into_time_out));
+        self.times_out.replace(is_set)
     }
 
     /// Sets the time of later changes.

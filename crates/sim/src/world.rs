@@ -404,7 +404,7 @@ impl<'o> World<'o> {
             // Requests to other objects go on.
             SimEvent::Stored { node, start, since, job } => {
                 self.at_server(node, start, |server, fabric| server.begin_next(fabric, since));
-                let (until, job) = self.limit(node, job, until);
+                let (until, job) = self.limit(job, until);
                 (until, SimEvent::StoredLate { node, start, since, job })
             }
             event => (until, event),
@@ -499,6 +499,7 @@ impl<'o> World<'o> {
             SimEvent::StoreRequest { process, start, request } => {
                 self.store_request(process, start, request);
             }
+            SimEvent::LateWrites => self.apply_late_writes(),
             SimEvent::OpenPool { client } => self.open_pool(client),
             SimEvent::PoolRequest { client, request } => self.pool_request(client, request),
             SimEvent::PoolReplied { client, request, result } => {

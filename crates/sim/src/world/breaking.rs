@@ -6,11 +6,10 @@ use rand::Rng;
 use crate::disk::DiskModel;
 use crate::faults::FaultKind;
 use crate::observe::{FailoverEvent, Node};
-use crate::storage::Loss;
+use crate::storage::{Loss, OSDS};
 use crate::time::Nanos;
 use crate::world::end::RunStage;
 use crate::world::event::{Mend, SimEvent};
-use crate::world::failover::OSDS;
 use crate::world::{RunError, World};
 
 impl World<'_> {

@@ -124,6 +124,8 @@ pub enum SimEvent {
         start: u64,
         request: StoreRequest,
     },
+    /// Writes to the shared store that have exceeded their time limit take effect.
+    LateWrites,
     /// A client opens the data pool of the shared store.
     OpenPool {
         client: u32,

@@ -28,7 +28,7 @@ use crate::node::NodeNumbers;
 use crate::observe::{FailoverEvent, FailoverStep, Node};
 use crate::random::Seed;
 use crate::scenario::Scenario;
-use crate::storage::{LostFrames, Storage, StorageError};
+use crate::storage::{FailedOsds, LostFrames, Storage, StorageError};
 use crate::time::Nanos;
 use crate::world::World;
 use crate::world::event::SimEvent;
@@ -36,7 +36,7 @@ use crate::world::fabric::WireId;
 use crate::world::server::{Route, Started};
 use liveness::Watched;
 use store::SharedStore;
-pub use store::{OSDS, StoreRequest};
+pub use store::StoreRequest;
 
 /// Interval of a process's ticks.
 const TICK: Nanos = Nanos(25_000_000);
@@ -169,6 +169,11 @@ impl FailoverCluster {
     pub fn pool_reached(&self, now: Nanos, object: &str) -> Option<Nanos> {
         let until = self.store.answers_from(object).max(self.down_until);
         (until > now).then_some(until)
+    }
+
+    /// Clients' requests to objects on these OSDs exceed their time limit.
+    pub fn set_time_out(&self, osds: Option<FailedOsds>) {
+        self.store.set_time_out(osds);
     }
 
     /// Sets the time of a change that a client makes.
@@ -347,7 +352,13 @@ impl World<'_> {
             }
             ProcessEvent::Input(input) => self.process_input(process, start, input),
             ProcessEvent::Open { rank, incarnation } => match self.object_reached(process, &head(rank)) {
-                Some(until) => self.fabric.queue.add(until, SimEvent::Process { process, start, event }),
+                Some(until) => {
+                    let (at, event) = match self.over_limit(until, false) {
+                        Some((end, _)) => (end, ProcessEvent::Input(Input::Opened { rank, done: false })),
+                        None => (until, event),
+                    };
+                    self.fabric.queue.add(at, SimEvent::Process { process, start, event });
+                }
                 None => self.open_rank(process, start, rank, incarnation),
             },
             ProcessEvent::Follow(rank) => match self.store_reached(process) {
@@ -528,7 +539,13 @@ impl World<'_> {
         let is_drained = service.drain(&mut self.fabric);
         if is_closed && (is_drained || passed > DRAIN) {
             service.end_shared(&mut self.fabric, false);
-            return self.process_input(process, start, Input::Closed { rank });
+            let running = self.failover.as_mut().and_then(|cluster| cluster.running(process, start));
+            // The next holder must fence this process, whose writes may still take effect.
+            let input = match running.is_some_and(|running| running.engine.has_unknown_writes()) {
+                true => Input::Broken,
+                false => Input::Closed { rank },
+            };
+            return self.process_input(process, start, input);
         }
         if !is_closed && (is_drained || passed > CHECKPOINT) {
             service.close(&mut self.fabric);

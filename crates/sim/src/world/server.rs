@@ -38,7 +38,7 @@ use crate::random::{Random, Seed};
 use crate::report::Used;
 use crate::scenario::Scenario;
 use crate::station::{Arrived, Station};
-use crate::storage::{Storage, StorageError};
+use crate::storage::{FailedOsds, Storage, StorageError};
 use crate::time::Nanos;
 use crate::world::balance::ADMINISTRATOR;
 use crate::world::data_calls::{DataCalls, DataClient};
@@ -66,8 +66,8 @@ pub enum DiskJob {
     /// A sync of the journal after an append.
     Journal(IoId, IoDone),
     Stream(StreamRequest),
-    /// A request whose time limit is exceeded.
-    TimedOut(IoId),
+    /// A request that has waited for OSDs up to its time limit.
+    OverLimit(Box<DiskJob>, FailedOsds),
 }
 
 /// See the module description.
@@ -627,7 +627,7 @@ impl SimServer {
             DiskJob::Io(_, io) => storage.access(io),
             DiskJob::Journal(..) => storage.access(&Io::Sync),
             DiskJob::Stream(stream) => DiskRequest::Transfer(stream.io.op.bytes(&stream.data)),
-            DiskJob::TimedOut(_) => DiskRequest::Transfer(0),
+            DiskJob::OverLimit(..) => DiskRequest::Transfer(0),
         };
         let time = self.disk.time(access);
         fabric.after(time, SimEvent::Stored { node: self.node, start: self.start, since, job });
@@ -650,6 +650,19 @@ impl SimServer {
     pub fn stored_late(&mut self, fabric: &mut Fabric<'_>, since: Nanos, job: DiskJob) {
         self.trace_stored(fabric, since, &job);
         self.publishes = false;
+        let job = match job {
+            DiskJob::OverLimit(job, osds) => {
+                if let Some(storage) = &self.storage {
+                    storage.set_time_out(Some(osds));
+                }
+                *job
+            }
+            job => job,
+        };
+        self.carry_out_job(fabric, job);
+    }
+
+    fn carry_out_job(&mut self, fabric: &mut Fabric<'_>, job: DiskJob) {
         let Some(storage) = &mut self.storage else { return };
         storage.set_now(self.clock.time(fabric.now));
         let fails = self.disk.fails;
@@ -657,18 +670,22 @@ impl SimServer {
             DiskJob::Io(id, io) => {
                 let is_frame = matches!(&io, Io::Journal { frame, .. } if !frame.is_empty());
                 let result = if fails { Err(Errno::EIO) } else { storage.execute(io, fabric.now) };
+                storage.set_time_out(None);
                 if is_frame && self.writes_late && result.is_ok() {
                     fabric.observer.failover(fabric.now, &FailoverEvent::Wrote { node: self.node });
                 }
                 self.input(fabric, Input::Done { id, result });
             }
             DiskJob::Journal(id, done) => {
-                let result = storage.sync().map(|()| done);
+                // The frame was written before, and it is not known whether it will be durable.
+                let is_over = storage.set_time_out(None);
+                let result = if is_over { Err(Errno::EIO) } else { storage.sync().map(|()| done) };
                 self.input(fabric, Input::Done { id, result });
             }
-            DiskJob::TimedOut(id) => self.input(fabric, Input::Done { id, result: Err(Errno::EIO) }),
+            DiskJob::OverLimit(..) => {}
             DiskJob::Stream(StreamRequest { of, io, data, .. }) => {
                 let result = if fails { Err(Errno::EIO) } else { storage.stream(io, &data) };
+                storage.set_time_out(None);
                 if let Some(session_layer) = &mut self.session_layer {
                     session_layer.end_stream(of, result);
                 }

@@ -13,6 +13,7 @@ use espalier_store::{EngineFailure, MemoryEngine, SharedStreams, StoreError};
 
 use super::SimClient;
 use crate::disk::{DiskModel, DiskRequest};
+use crate::storage::FailedOsds;
 use crate::time::Nanos;
 use crate::world::World;
 use crate::world::event::SimEvent;
@@ -36,6 +37,8 @@ pub struct PoolRequest {
     purpose: PoolPurpose,
     /// Has the address under which the request was made.
     handle: PoolHandle,
+    /// The request has waited for these OSDs up to its time limit.
+    over_limit: Option<FailedOsds>,
 }
 
 #[derive(Debug)]
@@ -118,7 +121,7 @@ impl World<'_> {
         match self.failover.as_ref().and_then(|cluster| cluster.open_data_pool()) {
             Some(engine) => {
                 let handle = Arc::new(SharedStreams::new(engine));
-                let request = PoolRequest { purpose: PoolPurpose::Register, handle };
+                let request = PoolRequest { purpose: PoolPurpose::Register, handle, over_limit: None };
                 direct.send(&mut self.fabric, index, request);
             }
             None => self.fabric.after(PAUSE, SimEvent::OpenPool { client: index }),
@@ -129,12 +132,21 @@ impl World<'_> {
     pub(in crate::world) fn pool_request(&mut self, client: u32, request: PoolRequest) {
         let id = self.clients[client as usize].id;
         let Some(cluster) = &mut self.failover else { return };
-        if let Some(until) = cluster.pool_reached(self.fabric.now, &request.object(id)) {
-            return self.fabric.queue.add(until, SimEvent::PoolRequest { client, request });
+        let waits = request.over_limit.is_none();
+        if let Some(until) = cluster.pool_reached(self.fabric.now, &request.object(id)).filter(|_| waits) {
+            let (at, over_limit) = match self.over_limit(until, false) {
+                Some((end, osds)) => (end, Some(osds)),
+                None => (until, None),
+            };
+            let request = PoolRequest { over_limit, ..request };
+            return self.fabric.queue.add(at, SimEvent::PoolRequest { client, request });
         }
         let sim_client = &mut self.clients[client as usize];
         cluster.set_now(sim_client.clock.time(self.fabric.now));
-        let result = match request.execute(id) {
+        cluster.set_time_out(request.over_limit);
+        let executed = request.execute(id);
+        cluster.set_time_out(None);
+        let result = match executed {
             Err(StoreError::Engine(error)) if error.is(&EngineFailure::Fenced) => None,
             outcome => Some(outcome.map_err(|error| error.errno())),
         };
@@ -159,7 +171,7 @@ impl SimClient {
             return self.data_completed(fabric, (number, held), None);
         };
         let purpose = PoolPurpose::Operate { number, rank, io, data, held };
-        direct.send(fabric, self.index, PoolRequest { purpose, handle });
+        direct.send(fabric, self.index, PoolRequest { purpose, handle, over_limit: None });
     }
 
     /// Handles the pool's reply; `None`: the address is fenced.
@@ -170,7 +182,7 @@ impl SimClient {
         result: Option<Result<Reply, Errno>>,
     ) {
         let Some(direct) = self.direct.as_mut().filter(|_| self.is_up) else { return };
-        let PoolRequest { purpose, handle } = request;
+        let PoolRequest { purpose, handle, .. } = request;
         let is_present = direct.handle.as_ref().is_some_and(|present| Arc::ptr_eq(present, &handle));
         match purpose {
             PoolPurpose::Register if matches!(result, Some(Ok(_))) => {

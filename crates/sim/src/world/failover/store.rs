@@ -11,10 +11,10 @@ use espalier_store::{
 use rand::Rng;
 
 use crate::disk::DiskRequest;
-use crate::observe::{FailoverEvent, FailoverStep, Node};
+use crate::observe::{FailoverEvent, FailoverStep};
 use crate::random::{Random, Seed};
 use crate::scenario::Scenario;
-use crate::storage::{Storage, StorageError};
+use crate::storage::{FailedOsds, OSDS, Storage, StorageError, osd_of};
 use crate::time::Nanos;
 use crate::world::World;
 use crate::world::config::config;
@@ -28,19 +28,8 @@ const DATA_POOL: &str = "data";
 /// The object with the cluster map.
 const OBJECT: &str = "0.cluster-map";
 
-/// Number of OSDs. Each object is on one of them until that fails and others have taken over.
-pub const OSDS: usize = 8;
-
-/// Time limit of a request. Only that of writes to the journal is modelled.
+/// Time limit of a request.
 const LIMIT: Nanos = Nanos(30_000_000_000);
-
-/// The OSD of an object.
-fn osd_of(object: &str) -> usize {
-    let hash = object.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
-        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
-    });
-    (hash >> 32) as usize % OSDS
-}
 
 /// A request of a process to the store.
 #[derive(Debug)]
@@ -103,6 +92,10 @@ impl SharedStore {
         self.down_until[osd_of(object)]
     }
 
+    pub fn set_time_out(&self, osds: Option<FailedOsds>) {
+        self.engine.set_time_out(osds.map(FailedOsds::into_time_out));
+    }
+
     pub fn set_now(&self, now: Time) {
         self.engine.set_now(now);
     }
@@ -154,15 +147,33 @@ impl World<'_> {
         Some(until)
     }
 
-    /// A request waits for an OSD until then. A write to a journal that would exceed its time limit
-    /// ends earlier, with an unknown outcome.
-    pub(in crate::world) fn limit(&mut self, node: Node, job: DiskJob, until: Nanos) -> (Nanos, DiskJob) {
-        let (now, end) = (self.fabric.now, self.fabric.now + LIMIT);
-        let Some(cluster) = self.failover.as_mut().filter(|_| until > end) else { return (until, job) };
-        let takes_effect = cluster.store.random.random();
-        match self.servers[node.0 as usize].exceed_limit(job, now, takes_effect) {
-            job @ DiskJob::TimedOut(_) => (end, job),
-            job => (until, job),
+    /// A request waits for an OSD until then. One that would exceed its time limit ends earlier.
+    pub(in crate::world) fn limit(&mut self, job: DiskJob, until: Nanos) -> (Nanos, DiskJob) {
+        match self.over_limit(until, true) {
+            Some((end, osds)) => (end, DiskJob::OverLimit(Box::new(job), osds)),
+            None => (until, job),
+        }
+    }
+
+    /// The end of a request's time limit if that is earlier than `until`, and the OSDs that do not
+    /// answer until then.
+    pub(in crate::world) fn over_limit(
+        &mut self,
+        until: Nanos,
+        may_be_late: bool,
+    ) -> Option<(Nanos, FailedOsds)> {
+        let end = self.fabric.now + LIMIT;
+        let store = &mut self.failover.as_mut().filter(|_| until > end)?.store;
+        let failed = store.down_until.map(|down_until| down_until > end);
+        let seed = store.random.random();
+        self.fabric.queue.add(until, SimEvent::LateWrites);
+        Some((end, FailedOsds { failed, seed, may_be_late }))
+    }
+
+    /// OSDs answer again.
+    pub(in crate::world) fn apply_late_writes(&mut self) {
+        if let Some(cluster) = &self.failover {
+            cluster.store.engine.apply_late();
         }
     }
 
@@ -186,7 +197,12 @@ impl World<'_> {
             StoreRequest::Fence { rank, .. } => format!("{rank}.lock"),
         };
         if let Some(until) = self.object_reached(process, &object) {
-            return self.fabric.queue.add(until, SimEvent::StoreRequest { process, start, request });
+            let Some((end, _)) = self.over_limit(until, false) else {
+                return self.fabric.queue.add(until, SimEvent::StoreRequest { process, start, request });
+            };
+            let input = self.not_answered(process, start, request);
+            let event = ProcessEvent::Input(input);
+            return self.fabric.queue.add(end, SimEvent::Process { process, start, event });
         }
         let running = self.failover.as_mut().and_then(|cluster| cluster.running(process, start));
         let Some(engine) = running.map(|running| Arc::clone(&running.engine)) else { return };
@@ -211,6 +227,23 @@ impl World<'_> {
         };
         let time = slot.latency.time(DiskRequest::Sync(0));
         self.fabric.after(time, SimEvent::Process { process, start, event: ProcessEvent::Input(input) });
+    }
+
+    /// The outcome of a request that exceeds its time limit. The map may be replaced nevertheless.
+    fn not_answered(&mut self, process: u32, start: u64, request: StoreRequest) -> Input {
+        let Some(cluster) = &mut self.failover else { return Input::Tick };
+        let takes_effect = cluster.store.random.random::<bool>();
+        let running = cluster.running(process, start).filter(|_| takes_effect);
+        let engine = running.map(|running| Arc::clone(&running.engine));
+        match (request, engine) {
+            (StoreRequest::Look, _) => Input::Looked(None),
+            (StoreRequest::Fence { rank, .. }, _) => Input::Fenced { rank, done: false },
+            (StoreRequest::Swap { version, map }, Some(engine)) => match self.swap(&engine, version, &map) {
+                Input::Refused => Input::Refused,
+                _ => Input::Swapped(Swapped::Unknown),
+            },
+            (StoreRequest::Swap { .. }, None) => Input::Swapped(Swapped::Unknown),
+        }
     }
 
     fn swap(&mut self, engine: &MemoryEngine, version: u64, map: &ClusterMap) -> Input {

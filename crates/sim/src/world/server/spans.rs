@@ -39,14 +39,17 @@ impl SimServer {
         if !fabric.traces() {
             return;
         }
+        let job = match job {
+            DiskJob::OverLimit(job, _) => job,
+            job => job,
+        };
         let (name, causes) = match job {
             DiskJob::Io(id, io) => (layered(io), self.causes_of(fabric, *id)),
-            DiskJob::Journal(id, _) | DiskJob::TimedOut(id) => {
-                ((Layer::Disk, "journal sync"), self.causes_of(fabric, *id))
-            }
+            DiskJob::Journal(id, _) => ((Layer::Disk, "journal sync"), self.causes_of(fabric, *id)),
             DiskJob::Stream(StreamRequest { of: (client, id), .. }) => {
                 ((Layer::Store, "stream"), vec![self.served_to(*client, id.0)])
             }
+            DiskJob::OverLimit(..) => return,
         };
         fabric.add_span(self.place(), name, causes, since);
     }

@@ -7,7 +7,6 @@ use rand::Rng;
 use crate::message::Message;
 use crate::observe::{FailoverStep, Node};
 use crate::storage::{STEPS, Storage};
-use crate::time::Nanos;
 use crate::world::event::SimEvent;
 use crate::world::fabric::{Fabric, WireId};
 
@@ -90,7 +89,7 @@ impl SimServer {
                 | StreamCall::Discard => None,
             },
             DiskJob::Stream(request) => Some(stream(&request.io.ino)),
-            DiskJob::Io(..) | DiskJob::TimedOut(_) => None,
+            DiskJob::Io(..) | DiskJob::OverLimit(..) => None,
         }
     }
 
@@ -113,23 +112,6 @@ impl SimServer {
     /// True if the journal has failed.
     pub fn is_broken(&self) -> bool {
         self.meta().is_some_and(|meta| meta.broken().is_some())
-    }
-
-    /// Ends a write to the journal that will exceed its time limit; other operations are returned
-    /// unchanged. `takes_effect`: it is carried out nevertheless.
-    pub fn exceed_limit(&mut self, job: DiskJob, now: Nanos, takes_effect: bool) -> DiskJob {
-        match job {
-            // The frame was written before.
-            DiskJob::Journal(id, _) => DiskJob::TimedOut(id),
-            DiskJob::Io(id, io @ (Io::Journal { .. } | Io::Sync)) => {
-                if let Some(storage) = self.storage.as_mut().filter(|_| takes_effect) {
-                    // The server does not learn the outcome.
-                    let _ = storage.execute(io, now);
-                }
-                DiskJob::TimedOut(id)
-            }
-            job => job,
-        }
     }
 
     /// Ends all connections, and answers nothing from now on.
