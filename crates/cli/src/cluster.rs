@@ -254,18 +254,34 @@ fn servers(dir: &Path) -> Result<Vec<ServerProcess>> {
     Ok(found)
 }
 
-/// Stores of the cluster's servers that run on this machine.
-pub(crate) fn running_stores(dir: &Path) -> Result<Vec<PathBuf>> {
-    let mut stores = Vec::new();
+/// A store that a running server serves, or a rank of a server that shares its store.
+pub(crate) struct TracedServer {
+    /// The store, or the server's directory.
+    pub path: PathBuf,
+    pub rank: Option<u16>,
+}
+
+/// What the running servers of a cluster serve.
+pub(crate) fn traced_servers(dir: &Path) -> Result<Vec<TracedServer>> {
+    let mut served = Vec::new();
     for server in servers(dir)? {
-        if server.running()?.is_some() {
-            stores.extend(server.stores());
+        if server.config.shared().is_some() {
+            // Without an answer it does not run; a standby serves nothing.
+            let ranks = espalier_runtime::status_of_server(&server.dir).map_or(Vec::new(), |it| it.ranks);
+            let of_rank = |status: &Status| {
+                // The only rank of a file system has no number in the status.
+                let rank = status.ranks.as_ref().map_or(0, |ranks| ranks.rank);
+                TracedServer { path: server.dir.clone(), rank: Some(rank) }
+            };
+            served.extend(ranks.iter().map(of_rank));
+        } else if server.running()?.is_some() {
+            served.extend(server.stores().into_iter().map(|path| TracedServer { path, rank: None }));
         }
     }
-    if stores.is_empty() {
+    if served.is_empty() {
         bail!("no server of the cluster in {} runs: `espalier cluster up` starts them", dir.display());
     }
-    Ok(stores)
+    Ok(served)
 }
 
 /// The loads that each running metadata server knows, with at most `most` directories of its own.

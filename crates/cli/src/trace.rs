@@ -7,13 +7,14 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, bail};
 use clap::{Args, ValueHint};
-use espalier_runtime::{Traced, trace_of, trace_of_mount};
+use espalier_runtime::{Traced, trace_of, trace_of_mount, trace_of_rank};
 use espalier_timeline::{
     Operation, Panel, Span, align, draw, length, operations, picture, read_chrome, write_chrome,
 };
 use rustix::termios::tcgetwinsize;
 
-use crate::{cluster, report};
+use crate::cluster::{self, TracedServer};
+use crate::report;
 
 /// Width in characters without a terminal.
 const WIDTH: usize = 110;
@@ -108,19 +109,33 @@ fn width() -> usize {
 struct SpanSource {
     path: PathBuf,
     is_mount: bool,
+    /// Of a server that shares its store with others.
+    rank: Option<u16>,
     from: u64,
 }
 
 impl SpanSource {
     fn begin(path: PathBuf, is_mount: bool, lasting: Duration) -> Result<Self> {
-        let mut source = Self { path, is_mount, from: 0 };
+        Self { path, is_mount, rank: None, from: 0 }.begun(lasting)
+    }
+
+    fn of_server(server: TracedServer, lasting: Duration) -> Result<Self> {
+        let TracedServer { path, rank } = server;
+        Self { path, is_mount: false, rank, from: 0 }.begun(lasting)
+    }
+
+    fn begun(mut self, lasting: Duration) -> Result<Self> {
+        let source = &mut self;
         source.from = source.ask(None, lasting)?.next;
-        Ok(source)
+        Ok(self)
     }
 
     fn ask(&self, since: Option<u64>, lasting: Duration) -> Result<Traced> {
-        let ask = if self.is_mount { trace_of_mount } else { trace_of };
-        Ok(ask(&self.path, since, lasting)?)
+        Ok(match self.rank {
+            Some(rank) => trace_of_rank(&self.path, rank, since, lasting)?,
+            None if self.is_mount => trace_of_mount(&self.path, since, lasting)?,
+            None => trace_of(&self.path, since, lasting)?,
+        })
     }
 }
 
@@ -172,8 +187,8 @@ fn live(place: &Path, lasting: Duration) -> Result<Vec<SpanSource>> {
         }
         Some(store) => Ok(vec![SpanSource::begin(store, false, lasting)?]),
         None if cluster::is_cluster(place) => {
-            let stores = cluster::running_stores(place)?.into_iter();
-            stores.map(|store| SpanSource::begin(store, false, lasting)).collect()
+            let servers = cluster::traced_servers(place)?.into_iter();
+            servers.map(|server| SpanSource::of_server(server, lasting)).collect()
         }
         None if !place.exists() => bail!("there is no {}", place.display()),
         None => Ok(vec![SpanSource::begin(place.into(), false, lasting)?]),

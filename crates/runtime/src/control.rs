@@ -270,7 +270,19 @@ pub fn load_of(store: &Path, most: usize) -> Result<LoadReport, Error> {
 /// # Errors
 /// No process serves the store, or another user's does.
 pub fn trace_of(store: &Path, since: Option<u64>, lasting: Duration) -> Result<Traced, Error> {
-    ask(store, &trace_question(since, lasting)).map_err(|source| Error::Io {
+    ask_for_spans(store, &trace_question(since, lasting))
+}
+
+/// As [`trace_of`], for a rank of a server that shares its store with others. `dir`: of the server.
+///
+/// # Errors
+/// No such server runs, or another user's does; it does not serve the rank.
+pub fn trace_of_rank(dir: &Path, rank: u16, since: Option<u64>, lasting: Duration) -> Result<Traced, Error> {
+    ask_for_spans(dir, &format!("{} {rank}", trace_question(since, lasting)))
+}
+
+fn ask_for_spans(store: &Path, question: &str) -> Result<Traced, Error> {
+    ask(store, question).map_err(|source| Error::Io {
         context: format!(
             "cannot trace what {} does: is it mounted or served, by the same user?",
             store.display()

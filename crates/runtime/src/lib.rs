@@ -45,6 +45,7 @@ pub use calls::{CallOutcome, Calls, Frontend};
 pub use capability::Holder;
 pub use control::{
     MountStatus, RanksStatus, Status, load_of, status_of, status_of_mount, top_of, trace_of, trace_of_mount,
+    trace_of_rank,
 };
 pub use data::{DataStore, mkfs_data};
 pub use drain::{Drained, drain};

@@ -14,7 +14,7 @@ use espalier_proto::{
 use espalier_runtime::{
     Access, Error, MetaRole, MkfsOptions, OpenOptions, RankSource, RankStores, ServeOptions, Servers,
     SharedRanks, Volume, add_to_cluster_map, create_cluster_map, mkfs_joining, mkfs_ranks, read_cluster_map,
-    serve,
+    serve, trace_of_rank,
 };
 use espalier_standby::FollowedState;
 use espalier_store::{Engine, MemoryEngine};
@@ -137,6 +137,11 @@ async fn rank_that_is_added_to_the_map_is_served_and_announced_to_clients() {
         }
     };
     tokio::time::timeout(Duration::from_secs(20), is_announced).await.unwrap();
+
+    let dir = temporary.path().join("server-0");
+    let traced = |rank| trace_of_rank(&dir, rank, None, Duration::from_secs(1));
+    assert!(traced(0).is_ok() && traced(1).is_ok(), "each rank can be traced");
+    assert!(traced(2).is_err());
 }
 
 #[tokio::test(flavor = "multi_thread")]

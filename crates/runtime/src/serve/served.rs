@@ -38,6 +38,14 @@ pub fn answer_of_ranks(
         };
         return control::answer_load(report, most);
     }
+    // Each rank has spans of its own.
+    let (rank, words) = match words {
+        ["trace", since, millis, of] => match of.parse() {
+            Ok(of) => (Some(Rank(of)), &["trace", *since, *millis][..]),
+            Err(_) => return control::refused("malformed question"),
+        },
+        words => (rank, words),
+    };
     match table.get(rank) {
         Some(metadata) => {
             let served = Served { metadata: Arc::clone(&metadata), url: url.into() };
