@@ -6,6 +6,7 @@ mod format;
 mod head;
 mod lease;
 mod names;
+mod open;
 mod shared;
 mod stream;
 mod streams;

@@ -1,32 +1,25 @@
 //! Streams of a data pool, as clients use them that have a key for the pool. The servers use them
 //! at the same time.
 
-use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-
 use espalier_proto::{ClientId, Ino, Rank};
 
 use super::names::Names;
+use super::open::OpenStreams;
 use super::stream::{Stream, StreamPlace, end_of};
 use super::wait_all;
 use crate::StoreError;
 use crate::engine::{Engine, EngineFailure, ObjectOp, Version};
 
-/// Streams whose state stays in memory.
-const OPEN: usize = 4096;
-
-type OpenStreams = HashMap<(Rank, Ino), Arc<Mutex<Stream>>>;
-
 /// The streams of all ranks in a data pool.
 pub struct SharedStreams<E> {
     engine: E,
-    open: Mutex<OpenStreams>,
+    open: OpenStreams<(Rank, Ino)>,
 }
 
 impl<E: Engine> SharedStreams<E> {
     /// `engine`: the store's namespace in its data pool.
     pub fn new(engine: E) -> Self {
-        Self { engine, open: Mutex::default() }
+        Self { engine, open: OpenStreams::default() }
     }
 
     /// Reads bytes of a stream; fewer at its end.
@@ -48,16 +41,8 @@ impl<E: Engine> SharedStreams<E> {
         if data.is_empty() {
             return Ok(());
         }
-        let stream = {
-            let mut open = self.open();
-            if open.len() >= OPEN && !open.contains_key(&(rank, ino)) {
-                // A stream in use has another reference.
-                open.retain(|_, stream| Arc::strong_count(stream) > 1);
-            }
-            Arc::clone(open.entry((rank, ino)).or_default())
-        };
         let now = self.engine.now();
-        stream.lock().unwrap_or_else(PoisonError::into_inner).prepare(&place, range, now)?;
+        self.open.with((rank, ino), |stream| stream.prepare(&place, range, now))?;
         wait_all(place.submit(offset, data, now))
     }
 
@@ -90,10 +75,6 @@ impl<E: Engine> SharedStreams<E> {
 
     fn place(&self, rank: Rank, ino: Ino) -> StreamPlace<'_, E> {
         StreamPlace { engine: &self.engine, names: Names(rank), ino, shared: true }
-    }
-
-    fn open(&self) -> MutexGuard<'_, OpenStreams> {
-        self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

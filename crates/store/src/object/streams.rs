@@ -1,18 +1,17 @@
 //! The streams of a rank.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::ops::Bound;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use espalier_proto::{AllocateMode, END, Errno, Ino, SeekWhat, StreamStat, Time};
 
 use super::names::Names;
+use super::open::OpenStreams;
 use super::stream::{Stream, StreamPlace, end_of};
 use crate::StoreError;
 use crate::engine::{Engine, EngineFailure, KEYS_MAX, ObjectOp, Pending, Version};
 
-/// Streams whose state stays in memory.
-const OPEN: usize = 4096;
 /// Bytes that one call copies at most.
 const COPY_BYTES: u64 = 16 << 20;
 
@@ -21,7 +20,7 @@ pub(super) struct Streams<E> {
     /// The pool of the bytes, if it is another one. Its streams are shared with clients.
     data: Option<Arc<E>>,
     names: Names,
-    open: Mutex<HashMap<Ino, Arc<Mutex<Stream>>>>,
+    open: OpenStreams<Ino>,
     /// Streams whose removal is not complete. It is repeated if it fails, unless the stream is made
     /// again.
     removals: Mutex<BTreeMap<Ino, Option<Removal>>>,
@@ -33,7 +32,7 @@ type Removal = [Pending<Version>; 2];
 
 impl<E: Engine> Streams<E> {
     pub fn new(engine: Arc<E>, data: Option<Arc<E>>, names: Names) -> Self {
-        Self { engine, data, names, open: Mutex::default(), removals: Mutex::default() }
+        Self { engine, data, names, open: OpenStreams::default(), removals: Mutex::default() }
     }
 
     /// Makes an empty, provisional stream. It is registered before it is made, so a crash leaves no
@@ -150,8 +149,7 @@ impl<E: Engine> Streams<E> {
     }
 
     pub fn sync_all(&self) -> Result<(), StoreError> {
-        let open: Vec<Ino> = self.open().keys().copied().collect();
-        open.into_iter().try_for_each(|ino| self.sync(ino))
+        self.open.names().into_iter().try_for_each(|ino| self.sync(ino))
     }
 
     pub fn remove(&self, ino: Ino) -> Result<(), StoreError> {
@@ -238,24 +236,8 @@ impl<E: Engine> Streams<E> {
         ino: Ino,
         of: impl FnOnce(&mut Stream, &StreamPlace<'_, E>) -> Result<T, StoreError>,
     ) -> Result<T, StoreError> {
-        let stream = {
-            let mut open = self.open();
-            if open.len() >= OPEN && !open.contains_key(&ino) {
-                // A stream in use has another reference.
-                open.retain(|_, stream| Arc::strong_count(stream) > 1 || !lock(stream).is_clean());
-            }
-            Arc::clone(open.entry(ino).or_default())
-        };
-        of(&mut lock(&stream), &self.place(ino))
+        self.open.with(ino, |stream| of(stream, &self.place(ino)))
     }
-
-    fn open(&self) -> MutexGuard<'_, HashMap<Ino, Arc<Mutex<Stream>>>> {
-        self.open.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-fn lock(stream: &Mutex<Stream>) -> MutexGuard<'_, Stream> {
-    stream.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn key(ino: Ino) -> Vec<u8> {
