@@ -17,6 +17,7 @@ mod random_calls;
 mod reads;
 mod repeats;
 mod scenario;
+mod steady;
 mod streaks;
 mod survey;
 mod walks;
@@ -39,6 +40,7 @@ use crate::world::{PoolCounts, RunError, World};
 use handles::Exported;
 use random_calls::{Habits, RandomCaller};
 use scenario::Case;
+use steady::SteadyProcess;
 use survey::Surveyor;
 use watch::{Eyes, Watch};
 
@@ -212,6 +214,11 @@ fn run_with_observer(case: &Case, mut eyes: Eyes, mutator: &mut dyn Mutator) -> 
         let client = number % (case.scenario.cluster.clients - 1);
         let wanderer = RandomCaller::new(number, case.habits, case.live.clone(), &exported);
         programs.push((client, Box::new(wanderer)));
+    }
+    let cluster = &case.scenario.cluster;
+    if cluster.direct {
+        let steady = SteadyProcess::all(cluster.clients, case.wanderers, case.habits.strip);
+        programs.extend(steady.into_iter().map(|(client, process)| (client, Box::new(process) as _)));
     }
     let surveyor = Surveyor::new(case.calm, case.live.is_some(), &case.habits, exported);
     programs.push((case.scenario.cluster.clients - 1, Box::new(surveyor)));

@@ -29,7 +29,7 @@ use crate::{Nanos, Random};
 pub const CALLER: Caller = Caller { uid: 0, gid: 0, pid: 1, groups: None };
 /// Number of calls on the final file of a process.
 const LAST: u32 = 3;
-const UNWELL: Nanos = Nanos(500_000_000);
+pub(super) const UNWELL: Nanos = Nanos(500_000_000);
 const NAMES: [&str; 4] = ["a", "b", "c", "d"];
 const XATTRS: [&str; 2] = ["user.x", "user.y"];
 
