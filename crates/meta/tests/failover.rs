@@ -429,6 +429,18 @@ fn warm_standby_follows_all_ranks_and_takes_the_free_one() {
 }
 
 #[test]
+fn only_warm_standby_takes_a_second_rank_at_once() {
+    let (mut world, started) = with_standbys(&[2], &[]);
+    for rank in [0, 1] {
+        let holder = world.holder(Rank(rank)).expect("a holder");
+        world.kill(holder);
+    }
+    world.wait_for(Rank(0), 15_000);
+    assert!(world.wait_for(Rank(1), 5000) < 1000, "other servers would wait for two seconds");
+    assert_eq!(world.processes[&started[2]].opened_warm, BTreeSet::from([Rank(0), Rank(1)]));
+}
+
+#[test]
 fn warm_standbys_share_the_ranks() {
     let (mut world, started) = with_standbys(&[2, 3], &[]);
     let follows = |world: &World, of: usize| world.processes[&started[of]].follows.clone();

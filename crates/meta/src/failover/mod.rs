@@ -523,11 +523,19 @@ impl Failover {
             return;
         }
         let held = map.held_by(self.own.instance).count() as u64;
+        let is_standby = |server: &ServerEntry| {
+            server.instance != self.own.instance && server.state == ServerState::Standby
+        };
+        let has_others = map.servers.iter().any(is_standby);
         let may_take = |rank: Rank| {
             let since = self.free_since.get(&rank).copied().unwrap_or(now);
             let waits = self.retry_at.get(&rank).is_some_and(|at| now < *at);
-            let is_followed = self.follower(rank).is_some_and(|by| by != self.own.instance);
-            let left = held * self.timing.spread_ms + u64::from(is_followed) * self.timing.follower_ms;
+            let follower = self.follower(rank);
+            let is_followed = follower.is_some_and(|by| by != self.own.instance);
+            // What was followed is worth more than an even share, unless a standby can take it.
+            let is_own = follower == Some(self.own.instance) && !has_others;
+            let spread = if is_own { 0 } else { held * self.timing.spread_ms };
+            let left = spread + u64::from(is_followed) * self.timing.follower_ms;
             !waits && !self.ranks.contains_key(&rank) && now >= since + left
         };
         let numbered = (0..).map(Rank).zip(&mut map.ranks);

@@ -23,12 +23,12 @@ pub(super) struct Streams<E> {
     open: OpenStreams<Ino>,
     /// Streams whose removal is not complete. It is repeated if it fails, unless the stream is made
     /// again.
-    removals: Mutex<BTreeMap<Ino, Option<Removal>>>,
+    removals: Mutex<BTreeMap<Ino, Option<StreamRemoval>>>,
 }
 
 /// The end of a stream's removal in progress: of the first object, and of the record that the
 /// stream is provisional.
-type Removal = [Pending<Version>; 2];
+type StreamRemoval = [Pending<Version>; 2];
 
 impl<E: Engine> Streams<E> {
     pub fn new(engine: Arc<E>, data: Option<Arc<E>>, names: Names) -> Self {
@@ -185,7 +185,7 @@ impl<E: Engine> Streams<E> {
         self.wait_for_removal(ino, removal)
     }
 
-    fn wait_for_removal(&self, ino: Ino, removal: Removal) -> Result<(), StoreError> {
+    fn wait_for_removal(&self, ino: Ino, removal: StreamRemoval) -> Result<(), StoreError> {
         let done = removal.map(|part| match part.wait() {
             Err(error) if !error.is(&EngineFailure::Missing) => Err(StoreError::from(error)),
             _ => Ok(()),
@@ -198,7 +198,7 @@ impl<E: Engine> Streams<E> {
         Ok(())
     }
 
-    fn removals(&self) -> MutexGuard<'_, BTreeMap<Ino, Option<Removal>>> {
+    fn removals(&self) -> MutexGuard<'_, BTreeMap<Ino, Option<StreamRemoval>>> {
         self.removals.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

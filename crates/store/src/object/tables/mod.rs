@@ -60,7 +60,7 @@ struct Staging {
     /// others.
     unfinished: Option<Redo>,
     /// A complete redo record to which the head refers or not: its change has failed.
-    unsettled: Option<Redo>,
+    unconfirmed: Option<Redo>,
 }
 
 struct TablesState {
@@ -108,7 +108,7 @@ impl<E: Engine> Tables<E> {
             staging: Mutex::new(Staging {
                 last: found.redo.map_or(0, |record| record.checkpoint),
                 unfinished: found.redo,
-                unsettled: None,
+                unconfirmed: None,
             }),
         };
         if !read_only {
@@ -296,7 +296,7 @@ impl<E: Engine> Tables<E> {
             false => {
                 let number = staging.last + 1;
                 let record = redo::write(self.engine.as_ref(), self.names, number, &self.state().staged)?;
-                (staging.last, staging.unsettled) = (number, Some(record));
+                (staging.last, staging.unconfirmed) = (number, Some(record));
                 self.refer_to(&mut staging)?;
                 Some(record)
             }
@@ -306,11 +306,11 @@ impl<E: Engine> Tables<E> {
 
     /// Makes the head refer to the redo record that was written last, unless it does.
     fn refer_to(&self, staging: &mut Staging) -> Result<(), StoreError> {
-        if let Some(record) = staging.unsettled {
+        if let Some(record) = staging.unconfirmed {
             let mut change = HeadChange::default();
             change.redo(record);
             self.head.change(change)?;
-            staging.unsettled = None;
+            staging.unconfirmed = None;
         }
         Ok(())
     }
