@@ -74,7 +74,7 @@ fn seeds_for(what: Mutation) -> impl Iterator<Item = u64> {
 
 #[test]
 fn every_mutant_is_detected() {
-    // Few random clusters let clients use the data pool, and cut one off but not those that read its
+    // Few random clusters let clients use the data pool, and cut one off but not the readers of its
     // files: `tests/failover.rs` detects this one.
     let shows = |what: &Mutation| *what != Mutation::UnfencedClient;
     detects(&Mutation::ALL.into_iter().filter(shows).collect::<Vec<_>>());
