@@ -3,7 +3,7 @@
 //! servers have applied them (write-back).
 
 use espalier_client::{Answer, Call};
-use espalier_proto::{Access, Errno, FileType, Ino, Name, NewNode, OpenHow, Request};
+use espalier_proto::{Access, Errno, FileType, Ino, Name, NewNode, OpenHow, Request, SetAttr};
 use rand::Rng;
 
 use crate::random::{Random, Seed};
@@ -46,6 +46,15 @@ impl ExclusiveDir {
         {
             self.dir = Some((entry.attr.ino, CALLS));
         }
+        // The process goes on in a directory that it has just made in its own.
+        if let (
+            Call::Request(Request::Create { node: NewNode::Directory, dir, .. }),
+            Ok(Answer::Entry(entry)),
+        ) = (requested, answer)
+            && let Some((_, left)) = self.dir.filter(|(own, _)| own == dir)
+        {
+            self.dir = Some((entry.attr.ino, left));
+        }
         if let (Call::Request(Request::Create { dir, .. }), Ok(Answer::Created(entry, _))) =
             (requested, answer)
         {
@@ -80,12 +89,21 @@ impl ExclusiveDir {
         let access = Access::READ | Access::WRITE;
         let how = OpenHow { access, truncate: random.random(), ..OpenHow::default() };
         Some(match random.random_range(0..20) {
-            0..9 => {
+            0..7 => {
                 let (node, perm, umask, writeback) = (NewNode::Regular, 0o666, 0o022, None);
                 let (open, exclusive) = (random.random::<bool>().then_some(how), random.random());
                 Request::Create { dir, name, node, perm, umask, open, exclusive, writeback }
             }
-            9..14 => Request::Unlink { dir, name, time: None },
+            7 | 8 => {
+                let (node, open, exclusive, writeback) = (NewNode::Directory, None, true, None);
+                Request::Create { dir, name, node, perm: 0o777, umask: 0, open, exclusive, writeback }
+            }
+            9 => Request::RmDir { dir, name, time: None },
+            10 => {
+                let perm = Some(if random.random() { 0o777 } else { 0o775 });
+                Request::SetAttr { ino: dir, set: SetAttr { perm, ..SetAttr::default() } }
+            }
+            11..14 => Request::Unlink { dir, name, time: None },
             14..16 => Request::Lookup { dir, name },
             16 | 17 => Request::GetAttr { ino: dir },
             18 => Request::ReadDir { dir, after: 0, limit: 100, plus: random.random() },
