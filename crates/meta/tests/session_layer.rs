@@ -450,6 +450,23 @@ fn stream_operation_on_stuffed_file_is_returned() {
     assert_eq!((server.take(ONE, &all, message), server.streams.len()), (vec![], 1));
 }
 
+#[test]
+fn request_follows_a_bounded_number_of_others() {
+    let mut server = TestServer::new(config());
+    let all = Rights::default();
+    server.connect(ONE, &all).unwrap();
+    for (count, expected) in
+        [(Request::MAX_FOLLOWED, Ok(())), (Request::MAX_FOLLOWED + 1, Err(Errno::EINVAL))]
+    {
+        let mut message = server.request(ROOT, Request::GetAttr { ino: Ino::ROOT });
+        let FromClient::Request { follows, .. } = &mut message else { unreachable!() };
+        *follows = vec![RequestId(0); count];
+        let said = server.take(ONE, &all, message);
+        let [(ONE, FromServer::Reply { result, .. })] = &said[..] else { panic!("{said:?}") };
+        assert_eq!(result.clone().map(drop), expected);
+    }
+}
+
 fn announced(mut message: FromClient) -> FromClient {
     if let FromClient::Request { announced, .. } | FromClient::Stream { announced, .. } = &mut message {
         *announced = true;

@@ -18,6 +18,8 @@ impl Request {
     pub const MAX_ENTRIES: u32 = 2048;
     /// Most inode numbers in one `Numbers` reply.
     pub const MAX_NUMBERS: u32 = 256;
+    /// Maximum number of requests that a request follows.
+    pub const MAX_FOLLOWED: usize = 1024;
 
     /// Checks the limits of a request. The operation itself checks everything else.
     ///

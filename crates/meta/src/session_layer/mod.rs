@@ -21,8 +21,8 @@ use core::fmt;
 
 use bytes::Bytes;
 use espalier_proto::{
-    Accesses, ClientId, Errno, FromClient, FromServer, Ino, Layout, Name, Rank, Reply, RequestId, StreamIo,
-    Touched,
+    Accesses, ClientId, Errno, FromClient, FromServer, Ino, Layout, Name, Rank, Reply, Request, RequestId,
+    StreamIo, Touched,
 };
 
 use crate::machine::Meta;
@@ -199,6 +199,8 @@ impl SessionLayer {
                 self.announced.extend(announced.then_some((client, id)));
                 if let Err(refusal) = rights.check(&request) {
                     self.answer((client, id), Err(refusal));
+                } else if follows.len() > Request::MAX_FOLLOWED {
+                    self.answer((client, id), Err(Errno::EINVAL));
                 } else {
                     let caller = rights.caller(caller);
                     self.input(now, Input::Request { from: client, id, below, follows, caller, request });

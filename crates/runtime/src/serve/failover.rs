@@ -238,19 +238,19 @@ impl Coordinator {
         limit: Duration,
     ) -> Result<(), Error> {
         let Self { messages, mut ended, .. } = self;
-        let ended = runtime.block_on(async {
-            let early = tokio::select! {
-                () = signal => None,
-                ended = &mut ended => Some(ended),
-            };
-            if early.is_some() {
-                return early;
+        let (is_draining, ended) = runtime.block_on(async {
+            tokio::select! {
+                () = signal => {
+                    let _ = messages.send(DriverEvent::Input(Input::Drain));
+                    (true, tokio::time::timeout(limit + LEAVE, ended).await.ok())
+                }
+                ended = &mut ended => (false, Some(ended)),
             }
-            let _ = messages.send(DriverEvent::Input(Input::Drain));
-            tokio::time::timeout(limit + LEAVE, ended).await.ok()
         });
         let outcome = match ended {
             Some(Ok(Ok(()))) => Ok(()),
+            // Its ranks are taken over when the process has ended.
+            Some(Ok(Err(StopReason::Broken))) if is_draining => Ok(()),
             Some(Ok(Err(StopReason::Removed))) => Err(Error::Removed),
             Some(Ok(Err(StopReason::Fenced))) => Err(Error::Fenced),
             Some(Ok(Err(StopReason::Broken))) => Err(Error::BrokenJournal),
