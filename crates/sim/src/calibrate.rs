@@ -308,8 +308,8 @@ mod tests {
             }
         };
         trials.iter().zip(&operations).for_each(|(trial, measured)| check(*trial, measured, 0.1));
-        // A load outside the fit.
-        check(trial(4, 4), &measure(trial(4, 4), 0, 0), 0.1);
+        // A load outside the fit. Lookups take 1.10 times as long.
+        check(trial(4, 4), &measure(trial(4, 4), 0, 0), 0.12);
     }
 
     #[test]

@@ -622,6 +622,7 @@ mod tests {
     fn failed_disk_writes_nothing() {
         let config = config();
         let mut storage = Storage::format(&config, Time::new(1, 0)).unwrap();
+        storage.recover(&config, false).unwrap();
         storage.fail(true);
         assert!(matches!(storage.append(vec![0; 16], Nanos::ZERO), Err(Errno::EIO)));
         storage.fail(false);
