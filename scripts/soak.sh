@@ -25,6 +25,7 @@ jobs=(
     'SEED=SEEDED ONLY="cluster data ranks" scripts/mount-tests.sh'
     'SOAK=1 ONLY=small scripts/mount-tests.sh'
     'scripts/large-directory-test.sh'
+    'SEED=SEEDED scripts/failover-soak.sh'
 )
 
 step=$(cat "$dir/next" 2> /dev/null || echo 0) failed=0
