@@ -261,7 +261,7 @@ pub(crate) struct TracedServer {
     pub rank: Option<u16>,
 }
 
-/// What the running servers of a cluster serve.
+/// The ranks and stores that the running servers of a cluster serve.
 pub(crate) fn traced_servers(dir: &Path) -> Result<Vec<TracedServer>> {
     let mut served = Vec::new();
     for server in servers(dir)? {

@@ -500,6 +500,7 @@ impl Link {
         for id in core::mem::take(&mut self.lowered) {
             self.unanswered.remove(&id);
         }
+        self.follows.retain(|id, _| self.unanswered.contains_key(id));
         lost.extend(core::mem::take(&mut self.adopted).into_keys());
         self.forwarded.clear();
         Ended { distrust: self.held.keys().copied().collect(), lost, unlocked: self.locks.lose() }

@@ -31,7 +31,7 @@ fn new() -> (Arc<MemoryEngine>, ObjectStore<MemoryEngine>) {
     (engine, store)
 }
 
-/// What a process finds that has fenced all earlier ones.
+/// The engine as a process finds it that has fenced all earlier ones.
 fn after_takeover(engine: &MemoryEngine) -> Arc<MemoryEngine> {
     Arc::new(engine.snapshot())
 }

@@ -97,7 +97,7 @@ impl Storage {
                 NamedMedium { name: to.into(), medium }
             }
         };
-        // What an earlier attempt had open is closed.
+        // The stores that an earlier attempt had open are closed.
         let other = other.after_crash(Loss::Process, &self.superblock)?;
         let opened = other.medium.open(&self.superblock)?;
         let parts = (Arc::clone(&self.store), Arc::clone(&self.journal));

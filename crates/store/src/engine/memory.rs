@@ -73,7 +73,7 @@ struct SharedObjects {
 /// Whether an operation on an object exceeds its time limit, and what becomes of it.
 pub type TimeOut = Box<dyn FnMut(&str) -> Option<TimedOutEffect> + Send>;
 
-/// What becomes of a write that has exceeded its time limit.
+/// The effect of a write that has exceeded its time limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TimedOutEffect {
     None,

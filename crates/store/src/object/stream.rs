@@ -166,7 +166,7 @@ impl<E: Engine> StreamPlace<'_, E> {
         let Some(end) = self.read_objects(offset, buf)? else { return Ok(buf.len()) };
         let length = size()?.saturating_sub(offset).min(buf.len() as u64) as usize;
         if length > end {
-            // What was written before the size was measured must not read as a hole.
+            // Bytes written before the size was measured must not read as a hole.
             self.read_objects(offset, &mut buf[..length])?;
         }
         Ok(length)
